@@ -1,0 +1,160 @@
+"""The semantic ops: one schema and one shape function each, registered once under ``treadle::``.
+
+An op says what is computed, never how: ``treadle.kernels`` holds a plain-torch reference and the fast versions, one file
+an op. Legend of shapes: T tokens of the flat batch, B sequences, H query heads, K kv heads, D head dim, C channels.
+
+State and metadata are explicit inputs. A row whose position is negative belongs to no live sequence: it writes no state
+and its results are never read.
+
+MODEL level: ``attention`` appends to, and reads, a dense history ``kv`` [B, length, K, Dk + Dv], row = sequence.
+SHARDED and LOWERED levels: ``cache_write`` / ``rope_cache_write`` store into the arena, ``paged_attention`` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("treadle", "DEF")
+NAMESPACE = torch.ops.treadle
+
+SCHEMAS: dict[str, str] = {
+    # ids [T] int64, weight [V, C] -> [T, C]; the scale is rounded to the weight's dtype first (gemma)
+    "embed": "(Tensor ids, Tensor weight, float scale=1.0) -> Tensor",
+    # x [..., K], weight [N, K], bias [N] -> [..., N]
+    "linear": "(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+    # over the last dim, computed in fp32; cast "after": x is cast to its dtype, then multiplied by the weight (llama);
+    # "before": multiplied in fp32, then cast (gemma). weight [C] or any shape that broadcasts over x
+    "norm": "(Tensor x, Tensor? weight, Tensor? bias, str kind='rms', float eps=1e-6, bool plus_one=False,"
+    " int groups=1, str cast='after') -> Tensor",
+    # alpha * a + beta * b
+    "add": "(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> Tensor",
+    # (sum, norm(sum)): a residual add and the norm that follows it
+    "add_norm": "(Tensor a, Tensor b, Tensor? weight, Tensor? bias, float alpha=1.0, float beta=1.0, str kind='rms',"
+    " float eps=1e-6, bool plus_one=False, int groups=1, str cast='after') -> (Tensor, Tensor)",
+    "activation": "(Tensor x, str act) -> Tensor",
+    # act(gate) * up
+    "act_mul": "(Tensor gate, Tensor up, str act) -> Tensor",
+    # act(x[..., :n]) * x[..., n:], n = half of the last dim
+    "gated_activation": "(Tensor x, str act) -> Tensor",
+    # clip to [-clip, clip] (0: off), times scale, then softcap * tanh(x / softcap) (0: off)
+    "affine": "(Tensor x, float scale=1.0, float softcap=0.0, float clip=0.0) -> Tensor",
+    # x [T, H, D], positions [T] int64, table [L, R] fp32 = cos [R/2] ++ sin [R/2]; rotates R of the D channels,
+    # the first (at "head") or the last ("tail"); layout "half" | "interleaved" | "half_neg"
+    "rope": "(Tensor x, Tensor positions, Tensor table, str layout='half', str at='head', bool inverse=False) -> Tensor",
+    # q [T, H, Dk], k [T, K, Dk], v [T, K, Dv], kv [B, L, K, Dk + Dv] -> [T, H, Dv]; causal over each sequence's
+    # history; window 0 = unlimited, else a query sees keys at distance < window; sinks [H] are extra logits
+    "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) kv, Tensor seq_ids, Tensor positions, Tensor q_starts,"
+    " Tensor kv_lens, Tensor? sinks, float scale, int window=0, float softcap=0.0) -> Tensor",
+    # k [T, K, Dk], v [T, K, Dv] -> arena bytes, at page_table[seq_ids, positions // page_tokens] * 256 + layer_offset
+    "cache_write": "(Tensor k, Tensor v, Tensor(a!) arena, Tensor page_table, Tensor seq_ids, Tensor positions,"
+    " Tensor layer_offset, int page_tokens) -> ()",
+    # rope(q), and cache_write(rope(k), v)
+    "rope_cache_write": "(Tensor q, Tensor k, Tensor v, Tensor table, Tensor(a!) arena, Tensor page_table,"
+    " Tensor seq_ids, Tensor positions, Tensor layer_offset, int page_tokens, str layout='half', str at='head') -> Tensor",
+    # q [T, H, Dk] over the pages of each sequence -> [T, H, Dv]; pages hold q's dtype
+    "paged_attention": "(Tensor q, Tensor arena, Tensor page_table, Tensor q_starts, Tensor kv_lens,"
+    " Tensor layer_offset, Tensor? sinks, int page_tokens, int kv_heads, int v_dim, float scale, int window=0,"
+    " float softcap=0.0) -> Tensor",
+    # weight int8 [N, K], scale [N, K / group] float32: w = weight * scale, group along K
+    "linear_int8": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int group) -> Tensor",
+    # rows of an int8 table, in the dtype of `like` (an empty tensor)
+    "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, Tensor like, int group, float scale_out=1.0) -> Tensor",
+}
+
+
+def _same(x: Tensor, *_: object, **__: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _embed(ids: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+    return weight.new_empty(ids.shape[0], weight.shape[1])
+
+
+def _linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _add_norm(a: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return _same(a), _same(a)
+
+
+def _gated(x: Tensor, act: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _paged_attention(
+    q: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    layer_offset: Tensor,
+    sinks: Tensor | None,
+    page_tokens: int,
+    kv_heads: int,
+    v_dim: int,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], v_dim)
+
+
+def _embed_int8(ids: Tensor, weight: Tensor, scale: Tensor, like: Tensor, *_: object, **__: object) -> Tensor:
+    return like.new_empty(ids.shape[0], weight.shape[1])
+
+
+SHAPES: dict[str, Callable[..., object]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "norm": _same,
+    "add": _same,
+    "add_norm": _add_norm,
+    "activation": _same,
+    "act_mul": _same,
+    "gated_activation": _gated,
+    "affine": _same,
+    "rope": _same,
+    "attention": _attention,
+    "cache_write": _nothing,
+    "rope_cache_write": _same,
+    "paged_attention": _paged_attention,
+    "linear_int8": _linear,
+    "embed_int8": _embed_int8,
+}
+
+WRITES_STATE = frozenset({"attention", "cache_write", "rope_cache_write"})
+"""Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""
+
+
+def _register(names: Sequence[str]) -> None:
+    for name in names:
+        _library.define(name + SCHEMAS[name])
+        torch.library.register_fake(f"treadle::{name}", SHAPES[name], lib=_library)
+
+
+_register(list(SCHEMAS))
+
+
+def implement(name: str, function: Callable[..., object]) -> None:
+    """Make ``function`` what a direct call of ``treadle::name`` runs: its plain-torch reference.
+
+    Raises: RuntimeError if the op already has one, KeyError if there is no such op.
+    """
+    SCHEMAS[name]
+    _library.impl(name, function, "CompositeExplicitAutograd")
+
+
+def op(name: str) -> torch._ops.OpOverload:
+    """Return the overload of a semantic op, as it stands in graphs."""
+    return getattr(NAMESPACE, name).default  # type: ignore[no-any-return]
