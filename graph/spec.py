@@ -1,8 +1,8 @@
 """A decoder as data: the vocabulary of the family descriptions, with the values of one checkpoint and of each layer.
 
 `treadle.graph.family.load_spec` makes a `ModelSpec` from a family's YAML and a config.json. Every struct is frozen and
-refuses unknown fields. Zero means "off" for windows, caps and clips. Weight names follow the structure:
-``layers.{i}.{sub}.q.weight``, ``layers.{i}.{sub}.pre.weight``, ``embed.weight``, ``final_norm.weight``, ``head.weight``.
+refuses unknown fields. Zero means "off" for windows, caps and clips. Weight names follow the structure: ``embed.weight``,
+``layers.{i}.{sub}.pre.weight``, ``layers.{i}.{sub}.q.weight``, ``final_norm.weight``, ``head.weight``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from treadle.conf.errors import ConfigError
 
-class SpecError(ValueError):
+
+class SpecError(ConfigError):
     """A family description or config.json that does not describe a decoder: where, what, and the nearest valid name."""
 
 
