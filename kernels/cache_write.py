@@ -1,0 +1,69 @@
+"""cache_write: store this step's keys and values into the pages of their sequences.
+
+A token at position p of sequence s lives in page j = p // page_tokens, row i = p % page_tokens, at byte
+
+    page_table[s, j] * 256 + layer_offset + (h * page_tokens + i) * Dk * item           keys of head h
+    ... + K * page_tokens * Dk * item + (h * page_tokens + i) * Dv * item               values of head h
+
+Rows at position -1 write nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.graph.state import UNIT_BYTES
+from treadle.kernels.registry import register_reference
+
+
+def elements(
+    pages: Tensor,
+    positions: Tensor,
+    layer_offset: Tensor,
+    page_tokens: int,
+    kv_heads: int,
+    k_dim: int,
+    v_dim: int,
+    item_bytes: int,
+) -> tuple[Tensor, Tensor]:
+    """Return where the keys and the values of tokens lie, as indices of an arena viewed in elements of ``item_bytes``.
+
+    Shapes: pages [N] (page-table entries) and positions [N] of the tokens; results [N, K, Dk] and [N, K, Dv] int64.
+    """
+    device = positions.device
+    base = (pages.long() * UNIT_BYTES + layer_offset.reshape(()).to(device)) // item_bytes
+    heads = torch.arange(kv_heads, device=device).view(1, -1, 1) * page_tokens
+    rows = heads + (positions % page_tokens).view(-1, 1, 1)
+    base = base.view(-1, 1, 1)
+    keys = base + rows * k_dim + torch.arange(k_dim, device=device)
+    values = base + kv_heads * page_tokens * k_dim + rows * v_dim + torch.arange(v_dim, device=device)
+    return keys, values
+
+
+def cache_write(
+    k: Tensor,
+    v: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    seq_ids: Tensor,
+    positions: Tensor,
+    layer_offset: Tensor,
+    page_tokens: int,
+) -> None:
+    """Write ``k`` and ``v`` into the arena.
+
+    Shapes: k [T, K, Dk]; v [T, K, Dv], same dtype as the cache; arena bytes [N] uint8; page_table [B, M] int32;
+    seq_ids [T] int32; positions [T] int64; layer_offset one int64 (bytes inside a page).
+    """
+    live = positions >= 0
+    where = positions[live]
+    pages = page_table[seq_ids[live].long(), where // page_tokens]
+    _, kv_heads, k_dim = k.shape
+    keys, values = elements(pages, where, layer_offset, page_tokens, kv_heads, k_dim, v.shape[-1], k.element_size())
+    cache = arena.view(k.dtype)
+    cache[keys] = k[live]
+    cache[values] = v[live]
+
+
+register_reference("cache_write", cache_write, inline=False)

@@ -1,0 +1,159 @@
+"""Which kernels exist for each semantic op, and which of them a target may use.
+
+A kernel is *inline* (plain torch, traced into a compiled body so that the compiler fuses it) or *opaque* (an operator
+under ``torch.ops.treadle_kernels`` with the schema and the shape function of the semantic op). Every op has one
+reference; it supports everything and is always the last candidate.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from treadle.graph import ops
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
+
+Predicate = Callable[["Target", Mapping[str, Any]], bool]
+
+OP_MODULES = (
+    "embed",
+    "linear",
+    "norm",
+    "add",
+    "add_norm",
+    "activation",
+    "affine",
+    "rope",
+    "attention",
+    "cache_write",
+    "rope_cache_write",
+    "paged_attention",
+    "linear_int8",
+    "embed_int8",
+)
+"""The files of this folder that register kernels, in the order in which they are imported."""
+
+_library = torch.library.Library("treadle_kernels", "DEF")
+_kernels: dict[str, list[Kernel]] = {}
+
+
+class UnknownKernelError(LookupError):
+    """A semantic op, or a kernel of one, that is not registered; names the nearest that is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One implementation of one semantic op, with the targets and attributes it is good for."""
+
+    op: str
+    """the semantic op, whose call signature it shares"""
+    name: str
+    """unique: "linear.reference", "linear.cpp" """
+    function: Callable[..., Any]
+    """inline: a plain torch function; opaque: an OpOverload"""
+    inline: bool
+    supports: Predicate
+    """asked with the target and the node's constant attributes, beside ``dtypes``: torch.dtype by argument name"""
+    priority: int
+    """the highest that is supported wins where nothing was measured; references have 0"""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the op's oracle."""
+        return self.name == f"{self.op}.reference"
+
+
+def always(target: Target, attrs: Mapping[str, Any]) -> bool:  # noqa: ARG001  (the predicate's signature)
+    """Return True: the predicate of a kernel that runs everywhere."""
+    return True
+
+
+def register(kernel: Kernel) -> None:
+    """Add a kernel. Raises: ValueError if its name is taken, UnknownKernelError if there is no such op."""
+    if kernel.op not in ops.SCHEMAS:
+        raise UnknownKernelError(_no_such("semantic op", kernel.op, list(ops.SCHEMAS)))
+    existing = _kernels.setdefault(kernel.op, [])
+    if any(other.name == kernel.name for other in existing):
+        raise ValueError(f"kernel {kernel.name} of op {kernel.op} is registered twice")
+    existing.append(kernel)
+
+
+def register_reference(op: str, function: Callable[..., Any], *, inline: bool) -> None:
+    """Make ``function`` the op's reference: what a direct call of the op runs, and its last candidate.
+
+    An op whose reference cannot be traced (``inline`` False) stands in graphs as itself.
+    """
+    ops.implement(op, function)
+    implementation = function if inline else ops.op(op)
+    register(Kernel(op=op, name=f"{op}.reference", function=implementation, inline=inline, supports=always, priority=0))
+
+
+@contextmanager
+def registered(kernel: Kernel) -> Iterator[Kernel]:
+    """Register a kernel for the length of a ``with`` block."""
+    register(kernel)
+    try:
+        yield kernel
+    finally:
+        _kernels[kernel.op].remove(kernel)
+
+
+def define_opaque(op: str, variant: str, function: Callable[..., Any], device: str) -> torch._ops.OpOverload:
+    """Return a new operator ``treadle_kernels::{op}_{variant}`` that runs ``function`` on tensors of ``device``.
+
+    It has the schema and the shape function of the semantic op, so graphs treat both alike.
+    """
+    name = f"{op}_{variant}"
+    _library.define(name + ops.SCHEMAS[op])
+    torch.library.register_fake(f"treadle_kernels::{name}", ops.SHAPES[op], lib=_library)
+    _library.impl(name, function, device.upper())
+    return getattr(torch.ops.treadle_kernels, name).default  # type: ignore[no-any-return]
+
+
+def load_all() -> None:
+    """Import every op file, so that all kernels are registered, always in the same order."""
+    for module in OP_MODULES:
+        importlib.import_module(f"treadle.kernels.{module}")
+
+
+def candidates(op: str, target: Target, attrs: Mapping[str, Any]) -> list[Kernel]:
+    """Return the kernels of ``op`` that support the target and attributes: best first, the reference last.
+
+    Raises: UnknownKernelError if the op has no kernel.
+    """
+    reference(op)
+    usable = [kernel for kernel in _kernels[op] if kernel.is_reference or kernel.supports(target, attrs)]
+    return sorted(usable, key=lambda kernel: (kernel.is_reference, -kernel.priority, kernel.name))
+
+
+def reference(op: str) -> Kernel:
+    """Return the reference kernel of ``op``. Raises: UnknownKernelError."""
+    return named(f"{op}.reference")
+
+
+def named(name: str) -> Kernel:
+    """Return the kernel called ``name``. Raises: UnknownKernelError, which names the nearest one."""
+    load_all()
+    everything = {kernel.name: kernel for kernels in _kernels.values() for kernel in kernels}
+    if name not in everything:
+        raise UnknownKernelError(_no_such("kernel", name, list(everything)))
+    return everything[name]
+
+
+def dtype_of(target: Target, attrs: Mapping[str, Any], argument: str) -> torch.dtype:
+    """Return the dtype of a tensor argument: the node's, or the target's model dtype where the node does not say."""
+    found = attrs.get("dtypes", {}).get(argument)
+    return found if found is not None else getattr(torch, target.dtype)  # type: ignore[no-any-return]
+
+
+def _no_such(kind: str, name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"no {kind} {name!r}; the nearest is {nearest[0]!r}" if nearest else f"no {kind} {name!r}"
