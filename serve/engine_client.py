@@ -1,0 +1,196 @@
+"""The HTTP process's end of the two sockets: requests go out, each request's outputs come back as a stream.
+
+Everything here runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import zmq
+import zmq.asyncio
+
+from treadle.runtime.protocol import (
+    Endpoints,
+    Heartbeat,
+    Inbound,
+    Outbound,
+    Progress,
+    Ready,
+    Shutdown,
+    decode_outbound,
+    encode,
+)
+from treadle.runtime.request import Abort, Output, Request, Stats
+from treadle.serve.engine_process import EngineDiedError
+
+SILENCE_LIMIT_S = 6.0
+"""without a heartbeat for so long the engine process hangs: it beats every second, busy or not"""
+
+STEP_LIMIT_S = 120.0
+"""a single step that takes longer makes no progress; a long prompt is many steps"""
+
+
+class QueueFullError(RuntimeError):
+    """As many requests as the server takes are already running or waiting."""
+
+
+class Stream:
+    """The outputs of one request. Leaving it early, by ``close`` or an exception in the consumer, frees its slot."""
+
+    def __init__(self, request: Request, client: EngineClient) -> None:
+        self.id = request.id
+        self._client = client
+        self._pending: list[Output] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+        self._done = False
+        """the engine, or a failure, ended it"""
+
+    def push(self, output: Output) -> None:
+        """Add an output; the consumer takes what has gathered in one go."""
+        self._pending.append(output)
+        self._done = self._done or output.finish_reason is not None
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream by an error, after what has already arrived."""
+        self._error, self._done = error, True
+        self._wake.set()
+
+    async def batches(self) -> AsyncIterator[list[Output]]:
+        """Yield the outputs since the last time, never empty, up to the last one. Raises what ``fail`` got."""
+        while True:
+            if not self._pending and not self._done:
+                self._wake.clear()
+                await self._wake.wait()
+            batch, self._pending = self._pending, []
+            if batch:
+                yield batch
+            if self._done and not self._pending:
+                break
+        if self._error is not None:
+            raise self._error
+
+    def close(self, keep: int | None = None) -> None:
+        """End the request: with ``keep`` after a stop string, without when nobody listens any more."""
+        if self._client.forget(self.id) and not self._done:
+            self._client.send(Abort(id=self.id, keep=keep))
+        self._done = True
+
+
+class EngineClient:
+    """Sends requests to the engine process and spreads its outputs over the streams that wait for them."""
+
+    def __init__(self, endpoints: Endpoints, capacity: int) -> None:
+        """Bind both sockets. ``capacity`` bounds the requests in flight, running and waiting together."""
+        self._capacity = capacity
+        self._context = zmq.asyncio.Context()
+        self._receiver = self._context.socket(zmq.PULL)
+        self._receiver.set_hwm(0)
+        self._receiver.bind(endpoints.outputs)
+        # A plain socket on the same context: a send to an unbounded queue never waits, so it needs no future.
+        self._sender = zmq.Socket(zmq.Context(self._context), zmq.PUSH)
+        self._sender.set_hwm(0)
+        self._sender.bind(endpoints.requests)
+        self._streams: dict[str, Stream] = {}
+        self._death: Exception | None = None
+        self._beat_s = time.monotonic()
+        self._step_s = 0.0
+        self._receive: asyncio.Task[None] | None = None
+        self.stats = Stats()
+        self.ready: asyncio.Event = asyncio.Event()
+
+    def start(self, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]) -> None:
+        """Begin to receive. The callbacks get the start-up's messages."""
+        self._receive = asyncio.get_running_loop().create_task(self._run(on_progress, on_ready))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and not yet ended."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> Stream:
+        """Send a request and return its stream. Raises QueueFullError, EngineDiedError."""
+        if self._death is not None:
+            raise self._death
+        if len(self._streams) >= self._capacity:
+            raise QueueFullError(f"{self._capacity} requests are already running or waiting")
+        stream = Stream(request, self)
+        self._streams[request.id] = stream
+        self.send(request)
+        return stream
+
+    def send(self, message: Inbound) -> None:
+        """Send one message, if there is still somebody to read it."""
+        if self._death is None:
+            self._sender.send(encode([message]), zmq.NOBLOCK)
+
+    def forget(self, request_id: str) -> bool:
+        """Drop a stream; False if it had gone already."""
+        return self._streams.pop(request_id, None) is not None
+
+    def fail(self, error: Exception) -> None:
+        """Refuse requests from now on and end every stream by ``error``."""
+        self._death = error
+        self.end_all(error)
+
+    def end_all(self, error: Exception) -> None:
+        """End every stream by ``error`` and free their slots."""
+        for stream in list(self._streams.values()):
+            stream.close()
+            stream.fail(error)
+
+    def trouble(self) -> str | None:
+        """Return why the engine is not healthy, or None. A long prompt is not trouble; a stopped process is."""
+        if self._death is not None:
+            return str(self._death)
+        silence_s = time.monotonic() - self._beat_s
+        if silence_s > SILENCE_LIMIT_S:
+            return f"the engine process has not been heard of for {silence_s:.0f} s"
+        if self._step_s > STEP_LIMIT_S:
+            return f"the engine's step has run for {self._step_s:.0f} s"
+        return None
+
+    async def close(self) -> None:
+        """Tell the engine process to leave and close the sockets."""
+        self.send(Shutdown())
+        if self._receive is not None:
+            self._receive.cancel()
+            await asyncio.gather(self._receive, return_exceptions=True)
+        self._receiver.close(linger=0)
+        self._sender.close(linger=1000)
+        self._context.term()
+
+    async def _run(self, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]) -> None:
+        while True:
+            packet = await self._receiver.recv()
+            for message in decode_outbound(packet):
+                self._take(message, on_progress, on_ready)
+
+    def _take(
+        self, message: Outbound, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]
+    ) -> None:
+        match message:
+            case Output():
+                stream = self._streams.get(message.id)
+                if stream is not None:
+                    stream.push(message)
+                    if message.finish_reason is not None:
+                        del self._streams[message.id]
+            case Stats():
+                self.stats = message
+            case Heartbeat():
+                self._beat_s, self._step_s = time.monotonic(), message.step_s
+            case Progress():
+                on_progress(message)
+            case Ready():
+                self.stats = message.stats
+                self._beat_s = time.monotonic()
+                self.ready.set()
+                on_ready(message)
+
+
+__all__ = ["EngineClient", "EngineDiedError", "QueueFullError", "Stream"]

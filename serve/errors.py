@@ -1,0 +1,45 @@
+"""What a client is told when its request cannot be served, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+
+class ApiError(Exception):
+    """An answer other than 200: status, what is wrong, and the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object that stands for this error, also inside an event stream."""
+        return {"error": {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the whole answer."""
+        return Response(orjson.dumps(self.body()), self.status, self.headers, media_type="application/json")
+
+
+def error_type(status: int) -> str:
+    """Return OpenAI's name for a kind of failure."""
+    names = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    if status in names:
+        return names[status]
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,102 @@
+"""What both generation endpoints accept: sampling fields, hints that change nothing, and fields refused by name.
+
+Nothing is ignored in silence: a field is honoured, or known to be without effect here, or the answer is a 400.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from treadle.runtime.request import SamplingParams
+from treadle.serve.errors import ApiError
+
+HINTS = frozenset(
+    ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+)
+"""OpenAI's fields about billing, storage and caching: accepted, they change no token"""
+
+
+class StreamOptions(BaseModel):
+    """How a stream reports usage."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class GenerationFields(BaseModel):
+    """Fields of both /v1/completions and /v1/chat/completions."""
+
+    # Unknown fields are let in here so that `refuse_extra` can name the nearest known one.
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "logit_bias": ({},),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+    }
+    """fields that are not supported, with the values (beside null) that ask for nothing"""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def refuse_extra(self) -> None:
+        """Raise ApiError for a field that is unknown, or known and not supported."""
+        known = [*type(self).model_fields, *HINTS, *self.neutral]
+        for name, value in (self.model_extra or {}).items():
+            if name in HINTS or (name in self.neutral and (value is None or value in self.neutral[name])):
+                continue
+            if name in self.neutral:
+                allowed = " or ".join(orjson.dumps(choice).decode() for choice in (*self.neutral[name], None))
+                message = f"{name} is not supported; leave it out or send {allowed}"
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ApiError(400, f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
+        chosen = {name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in defaults}
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+            value = getattr(self, name)
+            if value is not None:
+                chosen[name] = value
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            **chosen,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            logprobs=logprobs,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+        )
