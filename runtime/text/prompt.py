@@ -1,0 +1,82 @@
+"""A prompt and its parameters to the Request that the step loop takes. Every refusal happens here, before it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the deployment holds: tokens of one sequence (prompt and answer) and ids the model knows."""
+
+    max_len: int
+    vocab: int
+
+
+def prepare(
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    limits: Limits,
+    *,
+    request_id: str,
+    add_special_tokens: bool = True,
+    clamp: bool = False,
+    field: str = "prompt",
+) -> Request:
+    """Return the request for ``prompt``, with ``max_tokens`` resolved.
+
+    ``clamp`` shortens an answer that would not fit in the context instead of refusing it. ``field`` is what the caller
+    calls the prompt, for messages. Raises RequestError naming the field, its value and the limit.
+    """
+    params = _typed(params)
+    params.check(limits.vocab)
+    ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field)
+    if not ids:
+        raise RequestError(f"{field} is empty; it takes at least one token", field)
+    room = limits.max_len - len(ids)
+    if room < 1:
+        raise RequestError(
+            f"{field} has {len(ids)} tokens; the context holds {limits.max_len}, "
+            f"so a prompt takes at most {limits.max_len - 1}",
+            field,
+        )
+    if params.max_tokens is None or (clamp and params.max_tokens > room):
+        params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
+    elif params.max_tokens > room:
+        raise RequestError(
+            f"max_tokens={params.max_tokens} and the {len(ids)} tokens of {field} exceed the context of "
+            f"{limits.max_len} tokens; max_tokens takes at most {room} here",
+            "max_tokens",
+        )
+    eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id < limits.vocab)
+    return Request(id=request_id, prompt=ids, params=params, eos_ids=eos_ids, arrival_s=time.monotonic())
+
+
+def _typed(params: SamplingParams) -> SamplingParams:
+    """Return ``params`` with every field of its declared type; constructors in Python do not check them."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except (msgspec.ValidationError, TypeError) as error:
+        # msgspec ends its message with the path: ... - at `$.top_k`
+        path = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
+        raise RequestError(f"sampling parameter {path}: {error}", path or None) from error
+
+
+def _prompt_ids(
+    tokenizer: Tokenizer, prompt: str | Sequence[int], limits: Limits, add_special_tokens: bool, field: str
+) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, add_special_tokens)
+    ids = list(prompt)
+    for i, token_id in enumerate(ids):
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < limits.vocab:
+            raise RequestError(f"{field}[{i}]={token_id!r} is not a token id in [0, {limits.vocab})", field)
+    return ids

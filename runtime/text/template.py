@@ -1,0 +1,135 @@
+"""Chat templates: messages to the text a model was trained on, rendered by Jinja in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from treadle.runtime.request import RequestError
+
+MAX_MESSAGES = 10_000
+
+
+class ChatTemplate:
+    """One compiled template. Raises RequestError (400) for whatever a template refuses or trips over."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._tokens = dict(tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the model's chat template is not valid Jinja: {error}", "messages") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt text of ``messages`` (OpenAI's shape).
+
+        ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
+        """
+        variables: dict[str, Any] = {**self._tokens, "tools": list(tools) if tools else None, "documents": None}
+        variables.update(extra or {})
+        variables.update(messages=plain_messages(messages), add_generation_prompt=add_generation_prompt)
+        try:
+            return self._template.render(variables)
+        except RequestError:
+            raise
+        except Exception as error:  # a template is foreign code: whatever it raises is about these messages
+            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+
+
+def chat_template(templates: Mapping[str, str], tokens: Mapping[str, str], name: str | None = None) -> ChatTemplate:
+    """Return the template called ``name``, or the default one.
+
+    Raises RequestError if the model has none, or none of that name.
+    """
+    if not templates:
+        raise RequestError("the model has no chat template; send text to /v1/completions or LLM.generate", "messages")
+    wanted = name or ("default" if "default" in templates else next(iter(templates)))
+    if wanted not in templates:
+        raise RequestError(f"no chat template is called {wanted!r}; there are: {', '.join(templates)}", "chat_template")
+    return ChatTemplate(templates[wanted], tokens)
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with text parts joined to one string, as templates expect them.
+
+    Raises RequestError naming the field for an empty list, a message without a role, or a part that is not text.
+    """
+    if not messages:
+        raise RequestError("messages is empty; it takes at least one message", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages has {len(messages)} entries; the limit is {MAX_MESSAGES}", "messages")
+    return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} is a {type(message).__name__}, not an object with role and content", where)
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise RequestError(f"{where}.role is {message.get('role')!r}, not a string", f"{where}.role")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        text = content
+    elif isinstance(content, Sequence):
+        text = "".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    else:
+        field = f"{where}.content"
+        raise RequestError(f"{field} is a {type(content).__name__}, not a string or a list of text parts", field)
+    if text is None and not message.get("tool_calls"):
+        raise RequestError(f"{where}.content is missing", f"{where}.content")
+    return {**message, "content": text if text is not None else ""}
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind not in ("text", "input_text", "output_text"):
+        raise RequestError(f"{where}.type is {kind!r}; this model takes parts of type 'text'", f"{where}.type")
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{where}.text is {part.get('text')!r}, not a string", f"{where}.text")
+    text: str = part["text"]
+    return text
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    # The options and functions that templates on the hub are written against.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
