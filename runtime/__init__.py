@@ -1,0 +1,23 @@
+"""Runs a program: requests in, tokens out. ``LLM`` and ``SamplingParams`` are what a script needs.
+
+Names are imported when they are first used, so that the text side works without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.runtime.llm import LLM
+    from treadle.runtime.request import RequestError, SamplingParams
+
+__all__ = ["LLM", "RequestError", "SamplingParams"]
+
+_HOME = {"LLM": "llm", "RequestError": "request", "SamplingParams": "request"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -46,9 +46,9 @@ def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
 
 def _read_core(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
-        others = [p.name for p in path.parent.glob("*") if p.name in ("tokenizer.model", "vocab.json", "tekken.json")]
-        found = f" (found {', '.join(sorted(others))}, which is not read; save it once as a fast tokenizer)" if others else ""
-        raise TokenizerError(f"{path.parent} has no tokenizer.json{found}")
+        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path.parent / name).is_file()]
+        hint = f"; it has {', '.join(others)}, which must be converted to tokenizer.json once" if others else ""
+        raise TokenizerError(f"{path.parent} has no tokenizer.json{hint}")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any malformed file

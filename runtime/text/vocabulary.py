@@ -36,7 +36,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         core = _sentence_piece(pieces, scores, types, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
         add_bos = True if add_bos is None else add_bos
     else:
-        raise TokenizerError(f"tokenizer.ggml.model={kind!r} is unknown; known: gpt2 (byte-level BPE), llama (SentencePiece)")
+        known = "gpt2 (byte-level BPE), llama (SentencePiece)"
+        raise TokenizerError(f"tokenizer.ggml.model={kind!r} is unknown; known: {known}")
 
     # Added in the order of ids; all are in the vocabulary already, so that they keep their ids.
     core.add_tokens(
@@ -110,7 +111,12 @@ def _facts(metadata: Mapping[str, Any], pieces: Sequence[str], types: Sequence[i
 
     declared = [found for name in ("eos", "eot", "eom") if (found := token(name)) is not None]
     by_name = [i for i, piece in enumerate(pieces) if types[i] == CONTROL and piece in END_OF_TURN]
-    named = {f"{short}_token": token(long) for short, long in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))}
+    named = {
+        "bos_token": token("bos"),
+        "eos_token": token("eos"),
+        "unk_token": token("unknown"),
+        "pad_token": token("padding"),
+    }
     templates = {
         key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": str(value)
         for key, value in metadata.items()
