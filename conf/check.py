@@ -1,0 +1,105 @@
+"""Checks of a composed deployment that need neither a model nor a machine."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.schema import GROUPS, PASSES, Deployment
+from treadle.conf.size import parse_bytes
+
+
+def check(deployment: Deployment) -> Deployment:
+    """Return ``deployment`` if each value is within its limits and no two contradict. Raises ConfigError."""
+    for group in GROUPS:
+        config = getattr(deployment, group)
+        for spec in fields(config):
+            _check_value(f"{group}.{spec.name}", getattr(config, spec.name), spec.metadata)
+    _check_model(deployment)
+    _check_pages(deployment)
+    _check_passes(deployment)
+    return deployment
+
+
+def _check_value(key: str, value: Any, limits: Any) -> None:
+    """Raise ConfigError if ``value`` is outside the choices, range or format that its field declares."""
+    if value is None:
+        return
+    choices, low, high = limits["choices"], limits["low"], limits["high"]
+    if choices and value not in choices:
+        raise ConfigError(
+            f"not one of {', '.join(choices)}",
+            key=key,
+            value=value,
+            nearest=[f"{key}={c}" for c in nearest(value, choices)],
+        )
+    if low is not None and not value >= low:
+        raise ConfigError(f"below its least value {low:g}", key=key, value=value, nearest=[f"{key}={low:g}"])
+    if high is not None and not value <= high:
+        raise ConfigError(f"above its greatest value {high:g}", key=key, value=value, nearest=[f"{key}={high:g}"])
+    if limits["size"] and value != "auto":
+        try:
+            size = parse_bytes(value)
+        except ValueError:
+            raise ConfigError("not a size", key=key, value=value, nearest=[f"{key}=2GiB", f"{key}=auto"]) from None
+        if size == 0:
+            raise ConfigError("holds nothing", key=key, value=value, nearest=[f"{key}=auto"])
+
+
+def _check_model(deployment: Deployment) -> None:
+    model = deployment.model
+    if model.weights == "dummy" and model.path is None and model.package is None and not model.config:
+        raise ConfigError(
+            "random weights need a shape",
+            key="model.config",
+            hint="choose one with model=llama3-8b or give model.path=DIR",
+        )
+    if model.weights == "checkpoint" and model.path is None and model.package is None:
+        raise ConfigError(
+            "no checkpoint to read",
+            key="model.path",
+            nearest=["model=hf model.path=DIR"] + (["model.weights=dummy"] if model.config else []),
+        )
+
+
+def _check_pages(deployment: Deployment) -> None:
+    tokens = deployment.kv.page_tokens
+    if tokens & (tokens - 1):
+        below = 1 << (tokens.bit_length() - 1)
+        raise ConfigError(
+            "a page holds a power of two of tokens",
+            key="kv.page_tokens",
+            value=tokens,
+            nearest=[f"kv.page_tokens={n}" for n in (below, below * 2) if n <= 256],
+        )
+    scheduler = deployment.scheduler
+    if scheduler.max_num_seqs > scheduler.max_step_tokens:
+        raise ConfigError(
+            f"a step of {scheduler.max_step_tokens} tokens cannot advance {scheduler.max_num_seqs} sequences",
+            key="scheduler.max_step_tokens",
+            value=scheduler.max_step_tokens,
+            nearest=[
+                f"scheduler.max_step_tokens={scheduler.max_num_seqs}",
+                f"scheduler.max_num_seqs={scheduler.max_step_tokens}",
+            ],
+        )
+
+
+def _check_passes(deployment: Deployment) -> None:
+    passes = deployment.passes
+    for name in passes.order:
+        if name not in PASSES:
+            raise ConfigError(
+                f"no pass is called {name}", key="passes.order", nearest=nearest(name, PASSES) or (", ".join(PASSES),)
+            )
+    if len(set(passes.order)) != len(passes.order):
+        twice = next(name for name in passes.order if passes.order.count(name) > 1)
+        raise ConfigError(f"{twice} stands there twice", key="passes.order")
+    if passes.kernels == "reference" and passes.quantize == "int8":
+        raise ConfigError(
+            "reference kernels compute with unquantized weights",
+            key="passes.quantize",
+            value="int8",
+            nearest=["passes.quantize=none", "passes.kernels=auto"],
+        )

@@ -1,0 +1,146 @@
+"""Compose a Deployment from the YAML groups and overrides, as Hydra does, with errors that a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from treadle.conf.check import check
+from treadle.conf.errors import ConfigError, sibling
+from treadle.conf.override import check_overrides, unknown_key, wrong_type
+from treadle.conf.schema import Deployment, PackageConfig
+
+CONFIG_MODULE = "treadle.conf"
+CONFIG_NAME = "config"
+VERSION_BASE = "1.3"
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Deployment:
+    """Return the deployment that the groups, ``config_dir``'s files and ``overrides`` describe, checked and frozen.
+
+    Works inside another Hydra application too, whose state it leaves as it was. Raises ConfigError.
+    """
+    with _inside_hydra():
+        ready = _ready(overrides, config_dir)
+        try:
+            tree = hydra_compose(CONFIG_NAME, ready)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _translate(error) from error
+    return from_tree(tree)
+
+
+def check_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
+    """Return the overrides of a sweep (``-m``) ready for Hydra, each key and value checked. Raises ConfigError."""
+    with _inside_hydra():
+        return _ready(overrides, config_dir, sweep=True)
+
+
+def from_tree(tree: DictConfig) -> Deployment:
+    """Return the checked deployment of a composed, typed tree. Raises ConfigError on values that are missing."""
+    if OmegaConf.is_missing(tree.model, "name"):
+        given = None if OmegaConf.is_missing(tree.model, "path") else tree.model.path
+        tree.model.name = Path(given).stem if given is not None else "model"
+    package = tree.model.package
+    if package is not None and all(OmegaConf.is_missing(package, key) for key in package):
+        tree.model.package = None
+    missing = sorted(OmegaConf.missing_keys(tree))
+    if missing:
+        raise ConfigError("has no value", key=missing[0], hint=f"add {missing[0]}=... to the command")
+    try:
+        deployment = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0], key=getattr(error, "full_key", None)) from error
+    assert isinstance(deployment, Deployment)
+    return check(deployment)
+
+
+def typed_tree() -> DictConfig:
+    """Return the schema as a tree that YAML may be merged into: typos and wrong types are refused by it."""
+    tree = OmegaConf.structured(Deployment)
+    assert isinstance(tree, DictConfig)
+    OmegaConf.set_readonly(tree.model, False)
+    tree.model.package = (
+        PackageConfig()
+    )  # a frozen class cannot be filled in from null, only from fields without a value
+    _writable(tree)
+    return tree
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra under the name that config.yaml starts from."""
+    ConfigStore.instance().store(name="treadle_deployment", node=typed_tree(), provider="treadle")
+
+
+def model_overrides(model: str) -> list[str]:
+    """Return the overrides that mean ``model``: the name of a choice, a directory or a .gguf file."""
+    if Path(model).exists() or model.endswith(".gguf") or "/" in model:
+        quoted = model.replace("\\", "\\\\").replace("'", "\\'")
+        return ["model=hf", f"model.path='{quoted}'"]
+    return [f"model={model}"]
+
+
+@contextmanager
+def _inside_hydra() -> Iterator[None]:
+    """Make Hydra ready for our groups, and afterwards as it was: an application around us keeps its own state."""
+    register_schema()
+    outer, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base=VERSION_BASE):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
+        VersionBase.instance().version_base = version
+
+
+def _ready(overrides: Sequence[str], config_dir: str | Path | None, *, sweep: bool = False) -> list[str]:
+    search = [] if config_dir is None else [_search_path(Path(config_dir))]
+
+    def options(group: str) -> list[str]:
+        loader = GlobalHydra.instance().config_loader()
+        return loader.get_group_options(group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search)
+
+    return [*search, *check_overrides(overrides, options, typed_tree(), sweep=sweep)]
+
+
+def _search_path(config_dir: Path) -> str:
+    if not config_dir.is_dir():
+        raise ConfigError("not a directory", key="--config-dir", value=config_dir, nearest=sibling(config_dir))
+    quoted = f"file://{config_dir.absolute()}".replace("'", "\\'")
+    return f"hydra.searchpath=['{quoted}']"
+
+
+def _writable(tree: DictConfig) -> None:
+    """Undo the read-only flag that frozen dataclasses bring: YAML must merge in; the result is frozen again."""
+    OmegaConf.set_readonly(tree, False)
+    for key in tree:
+        child = tree._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            _writable(child)
+
+
+def _translate(error: Exception) -> ConfigError:
+    """Return the ConfigError that says what a YAML file of the user (the overrides are checked already) has wrong."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__
+    first = str(error).strip().splitlines()[0]
+    if not isinstance(cause, OmegaConfBaseException):
+        return ConfigError(f"a YAML file cannot be used: {first}")
+    key = cause.full_key or None
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
+        return unknown_key(key)
+    if isinstance(cause, ValidationError) and key:
+        return wrong_type(key, getattr(cause, "value", None))
+    return ConfigError(str(cause).splitlines()[0], key=key)

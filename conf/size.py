@@ -1,0 +1,32 @@
+"""Byte sizes as people write them: 2GiB, 512 MiB, 1.5GB, 4096."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return the bytes that ``text`` names: a plain number, or one with k, M, G, T (1024), KiB.. (1024), KB.. (1000).
+
+    Raises ValueError on anything else.
+    """
+    match = _SIZE.fullmatch(str(text))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size; write for example 2GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_bytes(count: int) -> str:
+    """Return ``count`` bytes in the largest binary unit that leaves at least 1, for people to read: ``1.50 GiB``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
