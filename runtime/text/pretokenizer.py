@@ -35,6 +35,8 @@ class PreTokenizer:
     split_digits: bool = False
     whole_words: bool = False
     """a word that is itself a token is taken whole, whatever the merges say"""
+    compose: bool = False
+    """Unicode NFC first; llama.cpp leaves it out, the models were trained with it"""
     add_bos: bool = False
     """what ``add_bos_token`` means when the file leaves it out"""
 
@@ -61,7 +63,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "refact": _DIGITS_GPT2,
     "command-r": _DIGITS_GPT2,
     "codeshell": _DIGITS_GPT2,
-    "qwen2": _QWEN2,
+    "qwen2": PreTokenizer(pattern=QWEN2, compose=True),
     "deepseek-r1-qwen": _QWEN2,
     "stablelm2": _QWEN2,
     "llama-bpe": _LLAMA3,

@@ -98,7 +98,7 @@ class Tokenizer:
     def _compute_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
-            return added.encode()
+            return self._piece_bytes.added(added)
         piece: str | None = self.core.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         return b"" if piece is None else self._piece_bytes(piece)
 
@@ -132,6 +132,10 @@ class _ByteLevelPieces:
         except KeyError:  # a token that the vocabulary spells as plain text
             return piece.encode()
 
+    def added(self, token: str) -> bytes:
+        """Return the bytes of a token beside the merges, which is spelled as plain text."""
+        return token.encode()
+
 
 class _SentencePieces:
     """Spelling to bytes where U+2581 stands for a space and <0xE2> for a byte."""
@@ -145,9 +149,13 @@ class _SentencePieces:
                 return bytes([int(piece[3:5], 16)])
             except ValueError:
                 pass
+        return self.added(piece)
+
+    def added(self, token: str) -> bytes:
+        """Return the bytes of a token beside the merges: some are runs of spaces, spelled as in the vocabulary."""
         for old, new in self._replacements:
-            piece = piece.replace(old, new)
-        return piece.encode()
+            token = token.replace(old, new)
+        return token.encode()
 
 
 def _piece_decoder(core: tokenizers.Tokenizer) -> _ByteLevelPieces | _SentencePieces:

@@ -70,6 +70,8 @@ def _byte_level(pieces: Sequence[str], merges: Sequence[str], pre: str) -> token
         pairs.append((merge[:at], merge[at + 1 :]))
     vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     core = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, fuse_unk=False, ignore_merges=cut.whole_words))
+    if cut.compose:
+        core.normalizer = normalizers.NFC()
     core.pre_tokenizer = cut.build()
     core.decoder = decoders.ByteLevel()
     return core
