@@ -37,6 +37,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
             tree = hydra_compose(CONFIG_NAME, ready)
         except (HydraException, OmegaConfBaseException) as error:
             raise _translate(error) from error
+    if config_dir is not None and (families := Path(config_dir).absolute() / "model" / "family").is_dir():
+        tree.model.families = [*tree.model.families, str(families)]
     return from_tree(tree)
 
 

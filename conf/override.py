@@ -62,7 +62,7 @@ def check_overrides(
     keys = schema_keys()
     ready = []
     for text in overrides:
-        override = _parse(text)
+        override = parse_override(text)
         key = override.key_or_group
         if key.split(".")[0].split("/")[0] == "hydra":
             ready.append(text)
@@ -122,7 +122,8 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _parse(text: str) -> Override:
+def parse_override(text: str) -> Override:
+    """Return what Hydra reads in ``text``. Raises ConfigError."""
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException:

@@ -52,6 +52,9 @@ class ModelConfig:
     family: str = field(
         default="auto", metadata=_about("description of the decoder; auto: config.json's or the GGUF's architecture")
     )
+    families: tuple[str, ...] = field(
+        default=(), metadata=_about("folders of more family descriptions; --config-dir adds its model/family")
+    )
     config: dict[str, Any] = field(
         default_factory=dict,
         metadata=_about("keys laid over the checkpoint's config.json; with weights=dummy and no path, all of it"),
@@ -71,15 +74,15 @@ class ModelConfig:
         metadata=_about("tokens of a sequence, prompt and answer; null: as many as model and memory hold", low=1),
     )
     allow_unused: tuple[str, ...] = field(
-        default_factory=tuple, metadata=_about("regexes of checkpoint tensors that may stay unread")
+        default=(), metadata=_about("regexes of checkpoint tensors that may stay unread")
     )
     allow_missing: tuple[str, ...] = field(
-        default_factory=tuple, metadata=_about("regexes of weights that the checkpoint may lack")
+        default=(), metadata=_about("regexes of weights that the checkpoint may lack")
     )
     seed: int = field(default=0, metadata=_about("of dummy weights", low=0))
 
     def __post_init__(self) -> None:
-        _freeze(self, "allow_unused", "allow_missing")
+        _freeze(self, "families", "allow_unused", "allow_missing")
 
 
 @dataclass(frozen=True, kw_only=True)

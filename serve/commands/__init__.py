@@ -1,0 +1,83 @@
+"""The commands of ``treadle`` as a table. Each lives in a module of its own name here, imported when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One ``--name`` of a command. It reaches ``run`` as a keyword: ``max_tokens=128`` for ``--max-tokens 128``."""
+
+    name: str
+    summary: str
+    kind: type = str
+    """str, int, float, or bool for a switch"""
+    default: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command: ``treadle.serve.commands.NAME.run(resolved, console, **options) -> exit code``.
+
+    ``resolved`` is a ``treadle.graph.resolve.Resolved``; ``words``, if named, is a keyword that gets the free text of the
+    command line, joined by spaces.
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    words: str | None = None
+    example: str = ""
+
+
+COMMANDS = (
+    Command(name="serve", summary="answer over HTTP", example="treadle serve model=hf model.path=DIR serve.port=8080"),
+    Command(
+        name="generate",
+        summary="continue one prompt",
+        words="prompt",
+        options=(
+            Option(name="max_tokens", summary="tokens to generate at most", kind=int, default=128),
+            Option(name="temperature", summary="0 is greedy", kind=float, default=0.0),
+            Option(name="seed", summary="of sampling", kind=int),
+        ),
+        example='treadle generate "The capital of France is" --max-tokens 20',
+    ),
+    Command(
+        name="chat",
+        summary="talk to the model in the terminal",
+        options=(
+            Option(name="system", summary="system message"),
+            Option(name="temperature", summary="0 is greedy", kind=float, default=0.7),
+        ),
+        example="treadle chat model=smollm2",
+    ),
+    Command(
+        name="memory",
+        summary="what the deployment takes, byte by byte, and what fits; nothing is loaded",
+        example="treadle memory model=llama3-8b hardware=h200",
+    ),
+    Command(
+        name="lock",
+        summary="write down every resolved choice, to start the same server again with --lock FILE",
+        options=(Option(name="output", summary="file to write instead of the terminal"),),
+        example="treadle lock --output server.lock.yaml",
+    ),
+    Command(
+        name="explain",
+        summary="what each pass does to the model's graph, how long it takes and what it changes",
+        options=(
+            Option(name="show", summary="pass whose program to print before and after, as Python"),
+            Option(name="prove", summary="check each pass numerically against the graph before it", kind=bool),
+        ),
+        example="treadle explain --show fuse_add_norm",
+    ),
+    Command(
+        name="bisect",
+        summary="name the pass and node where the program parts from the reference",
+        example="treadle bisect model=smollm2",
+    ),
+)
+"""In the order in which help lists them."""
