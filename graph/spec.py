@@ -1,8 +1,8 @@
 """A decoder as data: the vocabulary of the family descriptions, with the values of one checkpoint and of each layer.
 
 `treadle.graph.family.load_spec` makes a `ModelSpec` from a family's YAML and a config.json. Every struct is frozen and
-refuses unknown fields. Zero means "off" for windows, caps and clips. Weight names follow the structure: ``embed.weight``,
-``layers.{i}.{sub}.pre.weight``, ``layers.{i}.{sub}.q.weight``, ``final_norm.weight``, ``head.weight``.
+refuses unknown fields. Zero means "off" for windows, caps and clips. Weight names follow the structure:
+``embed.weight``, ``layers.{i}.{sub}.pre.weight``, ``layers.{i}.{sub}.q.weight``, ``final_norm.weight``, ``head.weight``.
 """
 
 from __future__ import annotations
@@ -80,6 +80,15 @@ class RopeTable(_Data, frozen=True, kw_only=True):
     scaling: Scaling = Scaling()
     max_positions: int | None = None
     """positions the model was made for; dynamic, yarn and longrope ask for it"""
+
+
+class Sizes(_Data, frozen=True, kw_only=True):
+    """The sizes that the whole decoder shares."""
+
+    hidden: int
+    vocab: int
+    max_positions: int
+    """tokens of the longest sequence that the model was made for"""
 
 
 class Positions(_Data, frozen=True, kw_only=True):
