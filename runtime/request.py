@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -42,6 +43,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """None: none; n: the chosen token's and the n most likely ones'"""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Scripts pass one stop string, or lists; what is kept is immutable.
+        stop: object = self.stop
+        if isinstance(stop, str) or stop is None:
+            force_setattr(self, "stop", (stop,) if isinstance(stop, str) else ())
+        elif isinstance(stop, list):
+            force_setattr(self, "stop", tuple(stop))
+        ids: object = self.stop_token_ids
+        if isinstance(ids, list) or ids is None:
+            force_setattr(self, "stop_token_ids", tuple(ids or ()))
 
     def check(self, vocab: int) -> None:
         """Raise RequestError if a value is outside its range."""
