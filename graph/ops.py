@@ -60,8 +60,8 @@ SCHEMAS: dict[str, str] = {
     " float softcap=0.0) -> Tensor",
     # weight int8 [N, K], scale [N, K / group] float32: w = weight * scale, group along K
     "linear_int8": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int group) -> Tensor",
-    # rows of an int8 table, in the dtype of `like` (an empty tensor)
-    "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, Tensor like, int group, float scale_out=1.0) -> Tensor",
+    # rows of an int8 table as `dtype`, times scale_out rounded to it
+    "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype, int group, float scale_out=1.0) -> Tensor",
 }
 
 
@@ -110,8 +110,10 @@ def _paged_attention(
     return q.new_empty(q.shape[0], q.shape[1], v_dim)
 
 
-def _embed_int8(ids: Tensor, weight: Tensor, scale: Tensor, like: Tensor, *_: object, **__: object) -> Tensor:
-    return like.new_empty(ids.shape[0], weight.shape[1])
+def _embed_int8(
+    ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, *_: object, **__: object
+) -> Tensor:
+    return scale.new_empty(ids.shape[0], weight.shape[1], dtype=dtype)
 
 
 SHAPES: dict[str, Callable[..., object]] = {

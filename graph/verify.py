@@ -1,0 +1,104 @@
+"""What a graph promises at each level, checked after every pass. A broken promise is a bug of the pass, not of a user."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from treadle.graph.ir import Body, Call, Graph, Level, Role, role
+
+VIEWS = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.split_with_sizes.default,
+        torch.ops.aten.index_select.default,
+        operator.getitem,
+    }
+)
+"""Calls that move or choose but do not compute; they stand at every level as they are."""
+
+LEVEL_OPS = {
+    Level.MODEL: frozenset(
+        "embed linear norm add activation act_mul affine rope attention linear_int8 embed_int8".split()
+    ),
+    Level.SHARDED: frozenset(
+        "embed linear norm add add_norm activation act_mul gated_activation affine rope cache_write rope_cache_write"
+        " paged_attention linear_int8 embed_int8".split()
+    ),
+}
+
+
+class GraphError(AssertionError):
+    """A pass left a graph that breaks a promise of its level: names the body, the node and the promise."""
+
+
+def verify(graph: Graph) -> None:
+    """Check that ``graph`` keeps what its level promises. Raises: GraphError."""
+    for body in graph.bodies.values():
+        _verify_body(graph, body)
+    streams: dict[str, torch.Size] = {}
+    for index, call in enumerate(graph.calls):
+        where = f"call {index} of {call.body}"
+        _require(call.body in graph.bodies, where, "its body is missing")
+        body = graph.bodies[call.body]
+        _verify_bindings(where, body, call)
+        for node in body.placeholders:
+            if role(node) is Role.STREAM:
+                known = streams.get(node.name)
+                _require(known is not None, where, f"reads {node.name}, which no call before it yields")
+                _require(known == node.meta["val"].shape, where, f"reads {node.name} in another shape than was yielded")
+        streams.update(zip(body.outputs, (value.meta["val"].shape for value in _returned(body))))
+    _require("logits" in graph.bodies[graph.calls[-1].body].outputs, "the last call", "yields no logits")
+
+
+def _verify_body(graph: Graph, body: Body) -> None:
+    body.graph.lint()
+    returned = _returned(body)
+    _require(len(returned) == len(body.outputs), body.name, "returns another number of values than it names")
+    for node in body.graph.nodes:
+        where = f"{body.name}.{node.name}"
+        if node.op == "placeholder":
+            _verify_role(graph.level, where, role(node))
+        elif node.op == "call_function":
+            _require("val" in node.meta, where, "has no type")
+            _require("origin" in node.meta, where, "does not say where it comes from")
+            _verify_target(graph.level, where, node)
+        else:
+            _require(node.op == "output", where, f"is a {node.op}")
+
+
+def _verify_role(level: Level, where: str, kind: Role) -> None:
+    forbidden = Role.ARENA if level is Level.MODEL else Role.STATE
+    _require(kind is not forbidden, where, f"{kind.value} has no place at level {level.value}")
+
+
+def _verify_target(level: Level, where: str, node: Node) -> None:
+    if node.target in VIEWS:
+        return
+    if level is Level.LOWERED:
+        _require("kernel" in node.meta, where, "has no kernel chosen")
+        return
+    namespace, _, name = str(getattr(node.target, "_name", node.target)).partition("::")
+    _require(namespace == "treadle" and name in LEVEL_OPS[level], where, f"{node.target} is no op of level {level.value}")
+
+
+def _verify_bindings(where: str, body: Body, call: Call) -> None:
+    inputs = {node.name: node for node in body.placeholders if role(node) is Role.WEIGHT}
+    _require(set(inputs) == set(call.weights), where, f"binds {sorted(set(inputs) ^ set(call.weights))} wrongly")
+    for name, expr in call.weights.items():
+        value = inputs[name].meta["val"]
+        same = tuple(value.shape) == tuple(expr.shape) and value.dtype == getattr(torch, expr.dtype)
+        _require(same, where, f"binds {name} to a weight of another type")
+    needs_slot = any(role(node) is Role.STATE for node in body.placeholders)
+    _require(not needs_slot or call.state_slot is not None, where, "has no state slot")
+
+
+def _returned(body: Body) -> tuple[Node, ...]:
+    return tuple(body.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _require(holds: bool, where: str, promise: str) -> None:
+    if not holds:
+        raise GraphError(f"{where}: {promise}")

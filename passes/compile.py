@@ -1,0 +1,74 @@
+"""Compile each body once with inductor, without Dynamo, for any number of tokens; keep the result on disk.
+
+The body is traced down to aten over its own fake tensors: inline kernels dissolve into ops that inductor fuses, opaque
+kernels stay calls. The arena enters as one byte tensor, so that state is written in place (a test bounds the memory).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from treadle.graph.ir import Body, Graph, Level
+from treadle.graph.target import Target
+from treadle.passes.base import Pass
+
+Compiled = Callable[..., Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile(Pass):
+    """One artifact a body, under ``cache``/<hash of code, target and versions>."""
+
+    level = Level.LOWERED
+    target: Target
+    cache: str
+    """directory, made if missing"""
+    progress: Callable[[int, int], None] | None = None
+    """told (bodies done, bodies in all)"""
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return the graph with compiled bodies."""
+        bodies: dict[str, Body] = {}
+        for name, body in graph.bodies.items():
+            if self.progress is not None:
+                self.progress(len(bodies), len(graph.bodies))
+            bodies[name] = replace(body, compiled=self._compile(body, graph))
+        return graph.replace_bodies(bodies, graph.calls)
+
+    def _compile(self, body: Body, graph: Graph) -> Compiled:
+        import torch._inductor  # half a second, and only this pass needs it
+
+        inputs = [node.meta["val"] for node in body.placeholders]
+        with graph.shapes.mode:
+            traced = make_fx(GraphModule(torch.nn.Module(), body.graph), tracing_mode="real")(*inputs)
+        path = Path(self.cache) / self._key(traced, [graph.shapes.describe(value) for value in inputs])
+        if not path.exists():
+            with torch._inductor.config.patch(compile_threads=1):
+                artifact = torch._inductor.standalone_compile(traced, inputs, dynamic_shapes="from_graph")
+            _keep(artifact, path)
+        return torch._inductor.CompiledArtifact.load(path=str(path), format="unpacked")  # type: ignore[return-value]
+
+    def _key(self, traced: GraphModule, types: list[str]) -> str:
+        facts = (traced.code, types, self.target, sorted(self.target.features), torch.__version__, torch.get_num_threads())
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _keep(artifact: torch._inductor.CompiledArtifact, path: Path) -> None:
+    """Save under ``path`` in one step, so that no other process sees half an artifact; the first one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.mkdtemp(dir=path.parent, prefix=".new-")
+    artifact.save(path=scratch, format="unpacked")
+    try:
+        os.rename(scratch, path)
+    except OSError:
+        shutil.rmtree(scratch)

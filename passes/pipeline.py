@@ -1,0 +1,64 @@
+"""The pipeline, on one page. Configuration names the order and what is left out; here each name gets its pass.
+
+1 quantize   2 fuse projections   3 place state in the arena   4 fuse (add + norm, rope + cache write, activation)
+5 choose kernels   6 compile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from treadle.conf.errors import ConfigError
+from treadle.conf.schema import PassesConfig
+from treadle.graph.target import Target
+from treadle.passes.base import Pass
+from treadle.passes.choose_kernels import ChooseKernels
+from treadle.passes.compile import Compile
+from treadle.passes.fuse_activation import FuseActivation
+from treadle.passes.fuse_add_norm import FuseAddNorm
+from treadle.passes.fuse_projections import FuseProjections
+from treadle.passes.fuse_rope_cache import FuseRopeCache
+from treadle.passes.place_state import PlaceState
+from treadle.passes.quantize import Quantize
+
+REQUIRED = ("place_state", "choose_kernels")
+"""Without these there is no program; the others only change how fast or small it is."""
+
+
+def pipeline(config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None = None) -> tuple[Pass, ...]:
+    """Return the passes of a deployment in order, those that are switched off left out.
+
+    ``progress`` is told of bodies compiled. Raises: ConfigError if the order cannot work.
+    """
+    makers: dict[str, Callable[[], Pass | None]] = {
+        "quantize": lambda: Quantize() if config.quantize == "int8" else None,
+        "fuse_projections": lambda: FuseProjections() if config.fuse_projections else None,
+        "place_state": PlaceState,
+        "fuse_add_norm": lambda: FuseAddNorm() if config.fuse_add_norm else None,
+        "fuse_rope_cache": lambda: FuseRopeCache() if config.fuse_rope_cache else None,
+        "fuse_activation": lambda: FuseActivation() if config.fuse_activation else None,
+        "choose_kernels": lambda: ChooseKernels(target=target),
+        "compile": lambda: _compile(config, target, progress) if config.compile else None,
+    }
+    missing = [name for name in REQUIRED if name not in config.order]
+    if missing:
+        raise ConfigError(f"leaves out {', '.join(missing)}, which every program needs", key="passes.order")
+    passes = tuple(made for name in config.order if (made := makers[name]()) is not None)
+    _check_levels(config, passes)
+    return passes
+
+
+def _compile(config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None) -> Compile:
+    cache = config.compile_cache or str(Path.home() / ".cache" / "treadle" / "compiled")
+    return Compile(target=target, cache=cache, progress=progress)
+
+
+def _check_levels(config: PassesConfig, passes: tuple[Pass, ...]) -> None:
+    names = [made.name for made in passes]
+    for made in passes:
+        place, choose = names.index("place_state"), names.index("choose_kernels")
+        here = names.index(made.name)
+        stands = {"model": here <= place, "sharded": place < here <= choose, "lowered": here > choose}[made.level.value]
+        if not stands:
+            raise ConfigError(f"{made.name} works at level {made.level.value} only", key="passes.order")
