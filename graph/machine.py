@@ -1,0 +1,63 @@
+"""Facts about this machine, asked without torch: cores, memory, instruction sets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+_FEATURE = re.compile(r"avx\w*|amx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|bf16|i8mm|vnni")
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use: its affinity, cut by the container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for limit in _cgroup("cpu.max"):
+        quota, _, period = limit.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process can have: the machine's, cut by the container's limit."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_cgroup("memory.max"), *_cgroup("memory.limit_in_bytes", "memory")]
+    return min([size, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Return the instruction sets that matter to kernels, in the kernel's names, sorted: avx2, avx512f, amx_bf16 ..."""
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _cpuinfo(), re.MULTILINE)
+    return tuple(sorted(flag for flag in match[1].split() if _FEATURE.fullmatch(flag))) if match else ()
+
+
+def cpu_name() -> str:
+    """Return what the CPU calls itself."""
+    match = re.search(r"^model name\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _cgroup(name: str, controller: str = "") -> list[str]:
+    """Return the values of a limit in this process's control group and in the ones around it."""
+    root, values = Path("/sys/fs/cgroup") / controller, []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    inside = next((line.split(":", 2)[2] for line in lines if controller in line.split(":", 2)[1].split(",")), "/")
+    folder = root / inside.lstrip("/")
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(root):
+            break
+        try:
+            values.append((place / name).read_text().strip())
+        except OSError:
+            continue
+    return values

@@ -1,0 +1,111 @@
+"""``treadle COMMAND [group=choice ...] [group.key=value ...]``: the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treadle.conf.errors import ConfigError
+from treadle.serve.arguments import Arguments, parse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from treadle.conf.schema import Deployment
+
+EXIT_USER = 2
+"""exit code for a mistake that its message explains"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 2, one line and no traceback for a user's mistake."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words)
+    except ConfigError as error:
+        return _complain(error)
+    except ValueError as error:
+        if type(error).__module__.partition(".")[0] != "treadle":
+            raise
+        return _complain(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(words: list[str]) -> int:
+    if words in (["version"], ["--version"]):
+        from importlib.metadata import version
+
+        print(f"treadle {version('treadle')}")
+        return 0
+    arguments = parse(words)
+    if arguments.help or (arguments.command is None and not arguments.hydra):
+        from treadle.serve.usage import print_help
+
+        print_help(_console(), arguments.command)
+        return 0 if arguments.help or not words else EXIT_USER
+    if arguments.hydra:
+        from treadle.serve.hydra_flags import run_hydra
+
+        if arguments.sweep and arguments.command is None:
+            raise ConfigError(
+                "a sweep needs a command", key="-m", hint="for example treadle memory -m kv.page_tokens=8,16"
+            )
+        return run_hydra(arguments, lambda deployment, differs: _run_one(arguments, deployment, differs))
+    return _run(arguments, _deployment(arguments))
+
+
+def _deployment(arguments: Arguments) -> Deployment:
+    if arguments.lock is not None:
+        from treadle.conf.lock import from_lock
+
+        return from_lock(arguments.lock, arguments.overrides)
+    from treadle.conf.load import compose
+
+    return compose(arguments.overrides, arguments.config_dir)
+
+
+def _run_one(arguments: Arguments, deployment: Deployment, differs: str) -> int:
+    """Run one job of a sweep; its mistakes end it, not the sweep."""
+    console = _console()
+    console.rule(differs or "defaults", align="left")
+    try:
+        return _run(arguments, deployment)
+    except ConfigError as error:
+        return _complain(error)
+
+
+def _run(arguments: Arguments, deployment: Deployment) -> int:
+    """Resolve the deployment and run the command's module on it."""
+    from importlib import import_module
+
+    from treadle.graph.resolve import resolve
+    from treadle.serve.progress import PhaseBars
+
+    assert arguments.command is not None
+    with PhaseBars() as bars:
+        resolved = resolve(deployment, bars)
+    module = import_module(f"treadle.serve.commands.{arguments.command.name}")
+    code = module.run(resolved, _console(), **arguments.options)
+    assert isinstance(code, int)
+    return code
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def _complain(error: Exception) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text("error: ", style="bold red").append(Text(str(error), style="default")))
+    return EXIT_USER
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The command line as data: command, overrides, options, and the flags that Hydra understands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.conf.errors import ConfigError, nearest
+from treadle.serve.commands import COMMANDS, Command, Option
+
+OVERRIDE = re.compile(r"[~+]{0,2}[A-Za-z_][\w./@:-]*=|~[A-Za-z_][\w./]*$", re.ASCII)
+
+COMMON = (
+    Option(name="lock", summary="start from a lock file instead of the groups"),
+    Option(name="config_dir", summary="folder with groups of yours: DIR/preset/mine.yaml, DIR/model/mine.yaml"),
+)
+"""Options of every command."""
+
+HYDRA_VALUES = {"--cfg": "-c", "--info": "-i", "--package": "-p"}
+HYDRA_SWITCHES = {"--multirun": "-m", "--resolve": "", "--hydra-help": "", "--shell-completion": "-sc"}
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_SHORT = {"-h": "--help", "-cd": "--config-dir"} | {
+    short: long for long, short in (HYDRA_VALUES | HYDRA_SWITCHES).items() if short
+}
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """What was typed, taken apart."""
+
+    command: Command | None = None
+    overrides: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    """keywords for the command's ``run``"""
+    lock: str | None = None
+    config_dir: str | None = None
+    hydra: list[str] = field(default_factory=list)
+    """flags to hand to Hydra, ready"""
+    help: bool = False
+
+    @property
+    def sweep(self) -> bool:
+        """Whether ``-m`` was given."""
+        return "--multirun" in self.hydra
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Return the command line taken apart. Raises ConfigError, naming the nearest command or option."""
+    arguments = Arguments()
+    rest = list(argv)
+    if rest and not rest[0].startswith("-") and rest[0] != "help":
+        arguments.command = _command(rest.pop(0))
+    elif rest[:1] == ["help"]:
+        rest[0] = "--help"
+    command = arguments.command
+    known = {
+        f"--{option.name.replace('_', '-')}": option for option in (*COMMON, *(command.options if command else ()))
+    }
+    words: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            words += rest
+            break
+        if word.startswith("-") and len(word) > 1 and not re.match(r"-\d", word):
+            _flag(word, rest, arguments, known)
+        elif OVERRIDE.match(word):
+            arguments.overrides.append(word)
+        else:
+            words.append(word)
+    if command is not None:
+        defaults = {option.name: option.default for option in command.options}
+        arguments.options = {**defaults, **arguments.options}
+    _place_words(words, arguments)
+    return arguments
+
+
+def _command(name: str) -> Command:
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    names = [command.name for command in COMMANDS]
+    raise ConfigError(
+        f"no command is called {name}",
+        nearest=nearest(name, names),
+        hint=f"commands: {', '.join(names)}; treadle --help",
+    )
+
+
+def _place_words(words: list[str], arguments: Arguments) -> None:
+    command = arguments.command
+    if command is not None and command.words is not None:
+        arguments.options[command.words] = " ".join(words)
+    elif words:
+        hint = "write group=choice or group.key=value; treadle --help lists them"
+        raise ConfigError(f"{words[0]!r} is not an override", hint=hint)
+
+
+def _flag(word: str, rest: list[str], arguments: Arguments, known: dict[str, Option]) -> None:
+    """Take one flag, and its value from ``rest``, into ``arguments``."""
+    name, equals, value = word.partition("=")
+    name = _SHORT.get(name, name)
+    if name == "--help":
+        arguments.help = True
+    elif name in HYDRA_SWITCHES:
+        arguments.hydra.append(name)
+    elif name == "--info":
+        chosen = value if equals else rest.pop(0) if rest and rest[0] in _INFO else "all"
+        arguments.hydra += [name, chosen]
+    elif name in HYDRA_VALUES:
+        arguments.hydra += [name, value if equals else _value(name, rest)]
+    elif name in known:
+        option = known[name]
+        given: Any = True
+        if option.kind is not bool:
+            text = value if equals else _value(name, rest)
+            try:
+                given = option.kind(text)
+            except ValueError:
+                raise ConfigError("wrong type", key=name, value=text, hint=f"it takes {option.kind.__name__}") from None
+        if option in COMMON:
+            setattr(arguments, option.name, given)
+        else:
+            arguments.options[option.name] = given
+    else:
+        flags = [*known, *HYDRA_SWITCHES, *HYDRA_VALUES, "--help", "--version"]
+        raise ConfigError(f"no option is called {name}", nearest=nearest(name, flags), hint="see treadle --help")
+
+
+def _value(name: str, rest: list[str]) -> str:
+    if not rest:
+        raise ConfigError("needs a value", key=name)
+    return rest.pop(0)
