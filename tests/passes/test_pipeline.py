@@ -1,0 +1,82 @@
+"""The whole pipeline: every pass proved on every form of the toy, in every order and subset that configuration allows."""
+
+import pytest
+import torch
+from toy import VOCAB, Toy, load
+
+from treadle.conf.errors import ConfigError
+from treadle.conf.schema import PassesConfig
+from treadle.graph.ir import Level
+from treadle.graph.spec import QKNorm
+from treadle.graph.target import Target
+from treadle.passes.pipeline import pipeline
+from treadle.passes.prove import Prover, evaluate, row_error
+from treadle.passes.runner import run_passes
+from treadle.passes.sample import draw
+
+FORMS = {
+    "llama": Toy(),
+    "qwen3": Toy(qk_norm=QKNorm(eps=1e-5), tied=False),
+    "olmo2": Toy(qk_norm=QKNorm(scope="full"), bias=True),
+    "gemma": Toy(windows=(5, 5, 0), post=True, softcap=20.0),
+    "phi": Toy(gated=False, bias=True),
+}
+OPTIONAL = ("fuse_projections", "fuse_add_norm", "fuse_rope_cache", "fuse_activation")
+
+
+def target(dtype: str = "float32") -> Target:
+    return Target(device="cpu", dtype=dtype, page_tokens=4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_every_pass_is_proved(form: str, dtype: str, quantize: str) -> None:
+    prover = Prover(load, VOCAB)
+    passes = pipeline(PassesConfig(quantize=quantize, compile=False), target(dtype))
+    lowered = run_passes(passes, FORMS[form].graph(dtype), [prover])
+    assert lowered.level is Level.LOWERED
+    assert [proof.applied for proof in prover.proofs] == list(passes)
+
+
+@pytest.mark.parametrize("off", OPTIONAL)
+def test_a_pass_switched_off_leaves_the_results(off: str) -> None:
+    graph = FORMS["qwen3"].graph()
+    sample = draw(graph, VOCAB)
+    exact = evaluate(graph, load, sample)
+    passes = pipeline(PassesConfig(quantize="none", compile=False, **{off: False}), target())
+    assert off not in [each.name for each in passes]
+    assert row_error(exact, evaluate(run_passes(passes, graph), load, sample)) < 2e-5
+
+
+def test_fused_passes_shrink_the_graph() -> None:
+    graph = Toy().graph()
+    nodes: dict[str, tuple[int, int]] = {}
+    run_passes(
+        pipeline(PassesConfig(quantize="int8", compile=False), target()),
+        graph,
+        [lambda step: nodes.update({step.applied.name: (step.before.num_nodes, step.after.num_nodes)})],
+    )
+    for name in ("fuse_rope_cache", "fuse_activation"):
+        before, after = nodes[name]
+        assert after < before, name
+
+
+def test_layers_of_one_kind_share_a_body() -> None:
+    assert set(Toy(windows=(5, 5, 0)).graph().bodies) == {"embed", "layer0", "layer1", "head"}
+
+
+def test_order_that_leaves_out_a_required_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match="place_state"):
+        pipeline(PassesConfig(order=["choose_kernels"]), target())
+
+
+def test_order_with_a_pass_at_the_wrong_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match="quantize works at level model only"):
+        pipeline(PassesConfig(order=["place_state", "quantize", "choose_kernels"], quantize="int8"), target())
+
+
+def test_the_same_sample_gives_the_same_results() -> None:
+    graph = Toy().graph()
+    first, second = (evaluate(graph, load, draw(graph, VOCAB)) for _ in range(2))
+    assert torch.equal(first, second)
