@@ -1,11 +1,26 @@
-"""linear: y = x W^T + b, accumulated in fp32."""
+"""linear: y = x W^T + b, accumulated in fp32.
+
+For a few rows of x the product is bound by reading W once; the C++ kernel does that. For more, torch's does.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.kernels.registry import register_reference
+from treadle.kernels import native
+from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
+
+SKINNY_TOKENS = 8
+"""Up to this many rows of x the C++ kernel is faster than torch's product."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -13,4 +28,49 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+@functools.cache
+def _entry() -> Callable[..., None]:
+    p, n, i = native.POINTER, native.LONG, native.INT
+    return native.function("linear", "treadle_linear", (i, p, p, p, p, n, n, n, i))
+
+
+def linear_cpp(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``linear``'s result by the C++ kernel, or by torch when x has many rows. Shapes: as ``linear``."""
+    outputs, width = weight.shape
+    tokens = x.numel() // width
+    if tokens > SKINNY_TOKENS or not weight.is_contiguous():
+        return F.linear(x, weight, bias)
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], outputs))
+    _entry()(
+        native.DTYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        tokens,
+        outputs,
+        width,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    if target.device != "cpu":
+        return False
+    dtypes = {dtype_of(target, attrs, argument) for argument in ("x", "weight", "bias")}
+    return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
+
+
 register_reference("linear", linear, inline=True)
+register(
+    Kernel(
+        op="linear",
+        name="linear.cpp",
+        function=define_opaque("linear", "cpp", linear_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+    )
+)

@@ -2,16 +2,32 @@
 
     y = x (weight * scale)^T + b
 
-Weight-only and symmetric: the activations are not quantised, and accumulation is in fp32.
+Weight-only and symmetric: the activations are not quantised, and accumulation is in fp32. For a few rows of x the C++
+kernel converts the weight in registers, bound by reading it once; for more it is dequantised block by block to the dtype
+of x, while the block is in the cache, for torch's product.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.kernels.registry import register_reference
+from treadle.kernels import native
+from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
+
+SKINNY_TOKENS = 16
+"""Up to this many rows of x the product is made on int8 weights in registers."""
+
+BLOCK_BYTES = 4 << 20
+"""Size of a dequantised block: several times smaller than the last-level cache."""
 
 
 def quantize_int8(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -44,4 +60,78 @@ def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, g
     return y.to(x.dtype)
 
 
+@functools.cache
+def _entry() -> Callable[..., None]:
+    p, n, i = native.POINTER, native.LONG, native.INT
+    return native.function("linear", "treadle_linear_int8", (i, p, p, p, p, p, n, n, n, n, i))
+
+
+@functools.cache
+def _dequantize_entry() -> Callable[..., None]:
+    p, n, i = native.POINTER, native.LONG, native.INT
+    return native.function("linear", "treadle_dequantize_int8", (i, p, p, p, n, n, n, i))
+
+
+def linear_int8_cpp(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
+    """Return ``linear_int8``'s result by the C++ kernel. Shapes: as ``linear_int8``; weight and scale contiguous."""
+    outputs, width = weight.shape
+    tokens = x.numel() // width
+    x = x.contiguous()
+    if tokens > SKINNY_TOKENS:
+        return _by_blocks(x, weight, scale, bias, group)
+    y = x.new_empty((*x.shape[:-1], outputs))
+    _entry()(
+        native.DTYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        tokens,
+        outputs,
+        width,
+        group,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def _by_blocks(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
+    outputs, width = weight.shape
+    rows = min(outputs, max(64, BLOCK_BYTES // (width * x.element_size())))
+    block = x.new_empty(rows, width)
+    parts = []
+    for first in range(0, outputs, rows):
+        count = min(rows, outputs - first)
+        _dequantize_entry()(
+            native.DTYPES[x.dtype],
+            weight[first].data_ptr(),
+            scale[first].data_ptr(),
+            block.data_ptr(),
+            count,
+            width,
+            group,
+            torch.get_num_threads(),
+        )
+        parts.append(F.linear(x, block[:count], None if bias is None else bias[first : first + count]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    if target.device != "cpu":
+        return False
+    dtypes = {dtype_of(target, attrs, argument) for argument in ("x", "bias")}
+    return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
+
+
 register_reference("linear_int8", linear_int8, inline=True)
+register(
+    Kernel(
+        op="linear_int8",
+        name="linear_int8.cpp",
+        function=define_opaque("linear_int8", "cpp", linear_int8_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+    )
+)
