@@ -1,0 +1,20 @@
+"""The device protocol and its implementations; each platform's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.kernels.backend.protocol import Backend
+
+
+def open_backend(device: str, *, threads: int) -> Backend:
+    """Return the backend of ``device``; ``threads`` are the CPU threads of one operation.
+
+    Raises: ValueError if there is none for the device.
+    """
+    if device == "cpu":
+        from treadle.kernels.backend.cpu import CpuBackend
+
+        return CpuBackend(threads=threads)
+    raise ValueError(f"hardware.device={device}: there is no backend for it; the nearest that works is cpu")

@@ -1,0 +1,157 @@
+"""The CPU as a device: its stream is one thread, whose torch operations let the host thread run meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from treadle.kernels.backend.protocol import MemoryFacts
+
+T = TypeVar("T")
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class CpuEvent(Generic[T]):
+    """Completion of one piece of work, with its result or exception."""
+
+    def __init__(self, work: Callable[..., T], args: tuple[object, ...]) -> None:
+        self._work: Callable[..., T] | None = work
+        self._args = args
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self.elapsed_s = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the work is complete."""
+        return self._finished.is_set()
+
+    def wait(self) -> T:
+        """Block until complete; return the result or raise what the work raised."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def run(self) -> None:
+        """Do the work, once, on the calling thread."""
+        assert self._work is not None, "work runs once"
+        begin = time.perf_counter()
+        try:
+            self._result = self._work(*self._args)
+        except BaseException as error:
+            self._error = error
+        self.elapsed_s = time.perf_counter() - begin
+        # The event outlives the work: what the work held is let go here.
+        self._work, self._args = None, ()
+        self._finished.set()
+
+
+class InlineStream:
+    """A stream whose work runs inside ``submit``."""
+
+    def submit(self, work: Callable[..., T], *args: object) -> CpuEvent[T]:
+        """Run ``work(*args)`` now; its exception is raised by the event's ``wait``."""
+        event = CpuEvent(work, args)
+        event.run()
+        return event
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class ThreadStream:
+    """A stream that is one worker thread. It ends with ``close``, or when nobody holds the stream any more."""
+
+    def __init__(self, threads: int) -> None:
+        self._queue: queue.SimpleQueue[CpuEvent[object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_drain, args=(self._queue, threads), name="stream", daemon=True)
+        self._thread.start()
+        # The thread knows only the queue, never the stream, so that the stream can be collected.
+        self._stop = weakref.finalize(self, self._queue.put, None)
+
+    def submit(self, work: Callable[..., T], *args: object) -> CpuEvent[T]:
+        """Queue ``work(*args)`` behind everything submitted before."""
+        assert self._stop.alive, "the stream is closed"
+        event = CpuEvent(work, args)
+        self._queue.put(event)  # type: ignore[arg-type]
+        return event
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread."""
+        self._stop()
+        self._thread.join()
+
+
+def _drain(work: queue.SimpleQueue[CpuEvent[object] | None], threads: int) -> None:
+    # OpenMP keeps its thread count per host thread, and torch only hands its own on for some of its loops.
+    torch.set_num_threads(threads)
+    while (event := work.get()) is not None:
+        event.run()
+        # While the queue blocks, nothing of the last step is kept alive.
+        del event
+
+
+class CpuBackend:
+    """The machine's cores and main memory. ``threads`` is what one operation may use."""
+
+    name = "cpu"
+    device = "cpu"
+
+    def __init__(self, *, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads={threads}: a CPU backend computes with at least 1")
+        self.threads = threads
+        torch.set_num_threads(threads)
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Return zeroed bytes, [num_bytes] uint8 at a 4096-byte boundary; the system provides pages on first touch."""
+        if num_bytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        memory = mmap.mmap(-1, num_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Kernels built without huge pages refuse the advice; ordinary pages do.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def stream(self, *, overlap: bool) -> InlineStream | ThreadStream:
+        """Return a worker thread, or with ``overlap`` off a stream that runs on the caller's."""
+        return ThreadStream(self.threads) if overlap else InlineStream()
+
+    def memory(self) -> MemoryFacts:
+        """Return main memory, or less where the process's control group has a limit."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * page
+        available = os.sysconf("SC_AVPHYS_PAGES") * page
+        meminfo = Path("/proc/meminfo")
+        if meminfo.exists():
+            # Unlike free pages, MemAvailable counts caches that the kernel gives up on demand.
+            fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+            available = int(fields["MemAvailable"].split()[0]) * 1024
+        limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+        if limit is not None:
+            total = min(total, limit)
+            available = min(available, max(limit - (used or 0), 0))
+        return MemoryFacts(total_bytes=total, available_bytes=available)
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a control group's file, None if there is none ("max", or no such file)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

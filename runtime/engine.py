@@ -1,0 +1,282 @@
+"""The step loop: schedule, launch, collect; the next step is scheduled while the last one runs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from treadle.graph.program import StepInputs
+from treadle.graph.state import PagedKV
+from treadle.kernels.backend.protocol import Backend, Event
+from treadle.runtime.request import Abort, FinishReason, Output, Request, RequestError, Stats, TokenLogprob
+from treadle.runtime.sampler import Samples, sample
+from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
+from treadle.runtime.sequence import Sequence
+from treadle.runtime.slots import MAX_STOPS, Slots, StepPacket, pack
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.pages import PageAllocator
+
+log = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """What computes: weights and compiled bodies over an arena that it was given when it was made."""
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Return logits [R, V] of the wanted rows, after writing the new tokens' state into the arena.
+
+        In every layer the state of all T tokens is written before any of it is read: a sequence may begin with pages
+        that another one fills in the same step.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Limits of the step loop. Raises ValueError if they contradict each other."""
+
+    max_len: int
+    """tokens of a sequence, prompt and answer together"""
+    max_num_seqs: int = 32
+    max_step_tokens: int = 512
+    max_queue: int = 256
+    overlap: bool = True
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_step_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_step_tokens={self.max_step_tokens} cannot advance max_num_seqs={self.max_num_seqs} sequences;"
+                f" the nearest that works is max_step_tokens={self.max_num_seqs}"
+            )
+
+
+class EngineDied(RuntimeError):
+    """The program failed, and with it every request; the cause is chained. The engine takes no more steps."""
+
+
+class _Launched(NamedTuple):
+    """A step on the stream."""
+
+    plan: Plan
+    event: Event[Samples]
+
+
+class Engine:
+    """Runs requests. One thread calls it; work on the device happens on its stream."""
+
+    def __init__(
+        self, *, executor: Executor, backend: Backend, arena: Arena, kv: PagedKV, settings: EngineSettings
+    ) -> None:
+        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page."""
+        num_pages = arena.free_bytes // kv.page_bytes
+        allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
+        self._settings = settings
+        self._executor = executor
+        self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
+        self._scheduler = Scheduler(
+            allocator,
+            page_tokens=kv.page_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            max_step_tokens=settings.max_step_tokens,
+            prefix_cache=settings.prefix_cache,
+        )
+        self._slots = Slots(settings.max_num_seqs, kv.pages_for(self._max_tokens), backend.device)
+        self._stream = backend.stream(overlap=settings.overlap)
+        self._in_flight: deque[_Launched] = deque()
+        self._sequences: dict[str, Sequence] = {}
+        self._outputs: list[Output] = []
+        self._order = 0
+        self._dead: Exception | None = None
+        self._checked = True
+        self._stats = Stats(pages_total=allocator.total, finished={})
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._sequences or self._in_flight or self._outputs)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises: RequestError if it can never run, QueueFull if it may be tried again later.
+        """
+        scheduler, settings = self._scheduler, self._settings
+        self._check(request)
+        if len(scheduler.waiting) >= settings.max_queue + scheduler.free_slots:
+            raise QueueFull(f"{len(scheduler.waiting)} requests wait already; max_queue={settings.max_queue}")
+        params, room = request.params, self._max_tokens - len(request.prompt)
+        sequence = Sequence(
+            request,
+            order=self._order,
+            max_tokens=room if params.max_tokens is None else params.max_tokens,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            arrival_s=request.arrival_s or time.monotonic(),
+        )
+        self._order += 1
+        self._sequences[request.id] = sequence
+        scheduler.add(sequence)
+        self._checked = False
+
+    def abort(self, abort: Abort) -> None:
+        """End a request; unknown ids are ignored. Its slot and pages are free after the next step.
+
+        The next step gives its last output, without tokens: ``abort``, or ``stop`` where ``keep`` says how many of its
+        tokens count. Only those stay in the prefix cache.
+        """
+        sequence = self._sequences.get(abort.id)
+        if sequence is None:
+            return
+        if abort.keep is not None:
+            del sequence.tokens[sequence.prompt_len + abort.keep :]
+        reason: FinishReason = "abort" if abort.keep is None else "stop"
+        self._outputs.append(self._report(sequence, [], reason))
+        self._finish(sequence, reason)
+
+    def step(self) -> list[Output]:
+        """Launch the next step and return what the one before it gave. Raises EngineDied."""
+        if self._dead is not None:
+            raise EngineDied("the engine died before") from self._dead
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append(self._launch(plan))
+        # One step stays in flight while there is a next one to schedule.
+        depth = 1 if plan is not None and self._settings.overlap else 0
+        outputs, self._outputs = self._outputs, []
+        while len(self._in_flight) > depth:
+            outputs += self._collect(self._in_flight[0])
+        if not self._checked and not self._sequences and not self._in_flight:
+            self._heal()
+        return outputs
+
+    def stats(self) -> Stats:
+        """Return gauges and counters, a copy."""
+        scheduler, stats = self._scheduler, self._stats
+        stats.num_running = len(scheduler.running)
+        stats.num_waiting = len(scheduler.waiting)
+        stats.pages_used = scheduler.pages_held
+        stats.prefix_query_tokens = scheduler.query_tokens
+        stats.prefix_hit_tokens = scheduler.hit_tokens
+        stats.preemptions = scheduler.preemptions
+        fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
+        return Stats(**fields | {"finished": dict(stats.finished)})
+
+    def close(self) -> None:
+        """End the stream; what is in flight is finished first."""
+        self._stream.close()
+
+    def _check(self, request: Request) -> None:
+        params, length = request.params, len(request.prompt)
+        if request.id in self._sequences:
+            raise RequestError(f"a request with id {request.id} is running", "id")
+        if length == 0:
+            raise RequestError("the prompt is empty; it takes at least 1 token", "prompt")
+        if length >= self._max_tokens:
+            raise RequestError(
+                f"the prompt has {length} tokens; with 1 token of answer it takes at most {self._max_tokens - 1}",
+                "prompt",
+            )
+        if length + (params.max_tokens or 1) > self._max_tokens:
+            raise RequestError(
+                f"max_tokens={params.max_tokens} after {length} prompt tokens exceeds the {self._max_tokens} tokens"
+                f" that fit; at most {self._max_tokens - length}",
+                "max_tokens",
+            )
+        num_stops = len({*request.eos_ids, *params.stop_token_ids})
+        if num_stops > MAX_STOPS:
+            raise RequestError(f"{num_stops} tokens would end the answer; at most {MAX_STOPS}", "stop_token_ids")
+
+    def _launch(self, plan: Plan) -> _Launched:
+        self._stats.steps += 1
+        self._stats.computed_tokens += plan.num_tokens
+        return _Launched(plan, self._stream.submit(self._run, pack(plan)))
+
+    @torch.inference_mode()
+    def _run(self, packet: StepPacket) -> Samples:
+        """Do one step on the stream."""
+        slots = self._slots
+        slots.apply(packet)
+        logits = self._executor.forward(slots.inputs(packet))
+        samples = sample(logits, slots.row_params(packet.sample_slots), packet.needs)
+        slots.advance(packet.sample_slots, samples)
+        return samples
+
+    def _collect(self, launched: _Launched) -> list[Output]:
+        """Wait for a step; take its tokens in, and give back what it used."""
+        try:
+            samples = launched.event.wait()
+        except Exception as error:
+            self._dead = error
+            raise EngineDied(f"step failed: {type(error).__name__}: {error}") from error
+        self._in_flight.popleft()
+        outputs = []
+        for row, (sequence, token) in enumerate(zip(launched.plan.sampled, samples.tokens.tolist())):
+            # A sequence that ended meanwhile was launched once more; that row means nothing.
+            if sequence.finish_reason is None:
+                outputs.append(self._take(sequence, token, samples, row))
+        self._scheduler.collected(launched.plan)
+        return outputs
+
+    def _take(self, sequence: Sequence, token: int, samples: Samples, row: int) -> Output:
+        """Append a token, find out whether it is the last, and return the output."""
+        if token < 0:
+            output = self._report(sequence, [], "error")
+            output.error = "the model gave logits that are not finite"
+            self._finish(sequence, "error")
+            return output
+        sequence.tokens.append(token)
+        self._stats.generation_tokens += 1
+        reason: FinishReason | None = None
+        if token in sequence.stop_ids:
+            reason = "stop"
+        elif sequence.num_outputs >= sequence.max_tokens:
+            reason = "length"
+        output = self._report(sequence, [token], reason)
+        if reason == "stop" and token not in sequence.eos_ids:
+            output.stop_reason = token
+        if sequence.params.logprobs is not None:
+            output.logprobs = [_logprob(samples, row, sequence.params.logprobs)]
+        if reason is not None:
+            self._finish(sequence, reason)
+        return output
+
+    def _report(self, sequence: Sequence, token_ids: list[int], reason: FinishReason | None) -> Output:
+        output = Output(
+            id=sequence.id, token_ids=token_ids, finish_reason=reason, num_cached_tokens=sequence.num_cached
+        )
+        if not sequence.reported and sequence.first_step_s is not None:
+            output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
+            self._stats.prompt_tokens += sequence.prompt_len
+            sequence.reported = True
+        return output
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._scheduler.finish(sequence, reason)
+        del self._sequences[sequence.id]
+        self._stats.finished[reason] = self._stats.finished.get(reason, 0) + 1
+
+    def _heal(self) -> None:
+        """Idle: nothing may be held but by the prefix tree. What is held all the same is named and given back."""
+        self._checked = True
+        for owner, count in self._scheduler.heal().items():
+            log.error("request %s leaked %d pages; they are free again", owner, count)
+
+
+def _logprob(samples: Samples, row: int, count: int) -> TokenLogprob:
+    assert samples.logprobs is not None
+    assert samples.ranks is not None
+    assert samples.top_ids is not None
+    assert samples.top_logprobs is not None
+    return TokenLogprob(
+        logprob=samples.logprobs[row].item(),
+        rank=int(samples.ranks[row].item()),
+        top_ids=samples.top_ids[row, :count].tolist(),
+        top_logprobs=samples.top_logprobs[row, :count].tolist(),
+    )

@@ -1,0 +1,157 @@
+"""From logits to tokens. Each row's token depends on its own logits, parameters, seed and token index alone.
+
+Order, as vLLM's: min_tokens (forbids what would end the answer), temperature, min_p, top_k, top_p. A row keeps every
+token tied with the last one it keeps. The token is drawn by one uniform number, a hash of the seed and the token index.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FIRST_CANDIDATES = 256
+"""likeliest tokens that are sorted for top_p at first; more only if they do not hold enough probability"""
+
+
+class RowParams(NamedTuple):
+    """Parameters of the rows of logits. Shapes: [R], stops [R, E]."""
+
+    temperature: Tensor
+    """float32, 0 = greedy"""
+    top_k: Tensor
+    """int64, 0 = all"""
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    """int64"""
+    token_index: Tensor
+    """int64, which generated token of its request this will be"""
+    min_left: Tensor
+    """int64, generated tokens still to come before one may end the answer"""
+    stops: Tensor
+    """int64, tokens that end the answer: the first repeated as padding, -1 where there is none"""
+
+
+class Needs(NamedTuple):
+    """What the rows of a step need, known to the host: the cheapest variant that serves them all is run."""
+
+    sampled: bool = False
+    """a temperature above 0"""
+    top_k: int = 0
+    """the largest top_k, 0 if no row has one"""
+    top_p: bool = False
+    min_p: bool = False
+    masked: bool = False
+    """a row must not end yet"""
+    logprobs: int | None = None
+    """the largest number of alternatives wanted, None if no row wants any log-probability"""
+
+
+class Samples(NamedTuple):
+    """The outcome. Shapes: [R], tops [R, n]."""
+
+    tokens: Tensor
+    """int64, -1 where the logits are not finite"""
+    logprobs: Tensor | None = None
+    """float32, the chosen token's, of the distribution as the model gave it"""
+    ranks: Tensor | None = None
+    """int64, 1 = most likely"""
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+def sample(logits: Tensor, rows: RowParams, needs: Needs) -> Samples:
+    """Return a token for each row of ``logits`` [R, V]; the logits stay as they are."""
+    raw = logits
+    if needs.masked:
+        logits = _forbid_stops(logits, rows)
+    best, tokens = logits.max(dim=-1)
+    # A maximum carries NaN along, and is infinite where softmax would give NaN.
+    valid = best.isfinite()
+    if needs.sampled:
+        drawn = _draw(logits, rows, needs)
+        tokens = torch.where(rows.temperature > 0, drawn, tokens)
+    result = Samples(torch.where(valid, tokens, -1))
+    return result if needs.logprobs is None else _with_logprobs(raw, tokens, result, needs.logprobs)
+
+
+def uniforms(seed: Tensor, index: Tensor) -> Tensor:
+    """Return one number in [0, 1) for each pair, float64 [R]. Source: the finaliser of SplitMix64, applied twice."""
+    mixed = _mix(_mix(seed) + index * _GOLDEN)
+    # 52 bits, so that even the largest one times a sum, rounded, stays below the sum.
+    return _shift_right(mixed, 12).double() * 2.0**-52
+
+
+def _forbid_stops(logits: Tensor, rows: RowParams) -> Tensor:
+    stops = rows.stops.clamp_min(0)
+    banned = (rows.min_left > 0).unsqueeze(1) & (rows.stops >= 0)
+    values = logits.gather(1, stops).masked_fill(banned, -torch.inf)
+    return logits.scatter(1, stops, values)
+
+
+def _draw(logits: Tensor, rows: RowParams, needs: Needs) -> Tensor:
+    # Greedy rows go along at temperature 1; their draw is not used.
+    temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
+    scaled = logits.float() / temperature.unsqueeze(1)
+    if needs.min_p:
+        floor = scaled.amax(dim=-1) + rows.min_p.log()
+        scaled = scaled.masked_fill(scaled < floor.unsqueeze(1), -torch.inf)
+    if needs.top_k:
+        scaled = scaled.masked_fill(scaled < _top_k_floor(scaled, rows.top_k, needs.top_k).unsqueeze(1), -torch.inf)
+    probs = scaled.softmax(dim=-1)
+    if needs.top_p:
+        probs = probs.masked_fill(probs < _top_p_floor(probs, rows.top_p).unsqueeze(1), 0.0)
+    # Inverse transform in the order of the vocabulary, in float64: a sum of many small numbers decides.
+    sums = probs.cumsum(dim=-1, dtype=torch.float64)
+    target = uniforms(rows.seed, rows.token_index).unsqueeze(1) * sums[:, -1:]
+    drawn = torch.searchsorted(sums, target, right=True).squeeze(1)
+    # NaN rows search to the end; they are marked later, and must stay inside the vocabulary until then.
+    return drawn.clamp_max(logits.shape[1] - 1)
+
+
+def _top_k_floor(scaled: Tensor, top_k: Tensor, largest: int) -> Tensor:
+    """Return the smallest value that each row keeps, [R]."""
+    values = scaled.topk(min(largest, scaled.shape[1]), dim=-1).values
+    last = values.gather(1, (top_k - 1).clamp(0, values.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    return torch.where(top_k > 0, last, -torch.inf)
+
+
+def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
+    """Return the smallest probability that each row keeps, [R]: the likeliest tokens that together reach ``top_p``."""
+    vocab = probs.shape[1]
+    target = torch.where(top_p < 1, top_p.double(), 0.0).unsqueeze(1)
+    count = min(FIRST_CANDIDATES, vocab)
+    while True:
+        values = probs.topk(count, dim=-1).values
+        sums = values.cumsum(dim=-1, dtype=torch.float64)
+        if count == vocab or not bool((sums[:, -1:] < target).any()):
+            break
+        count = min(count * 16, vocab)
+    at = torch.searchsorted(sums, target).clamp_max(count - 1)
+    return torch.where(top_p < 1, values.gather(1, at).squeeze(1), 0.0)
+
+
+def _with_logprobs(raw: Tensor, tokens: Tensor, result: Samples, count: int) -> Samples:
+    logprobs = raw.float().log_softmax(dim=-1)
+    chosen = logprobs.gather(1, tokens.unsqueeze(1))
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
+    return result._replace(logprobs=chosen.squeeze(1), ranks=ranks, top_ids=top.indices, top_logprobs=top.values)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Return the logical shift; torch's is arithmetic."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(value: Tensor) -> Tensor:
+    """Return 64 well-mixed bits for each of ``value``, int64 wrapping around."""
+    value = value + _GOLDEN
+    value = (value ^ _shift_right(value, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    value = (value ^ _shift_right(value, 27)) * (0x94D049BB133111EB - (1 << 64))
+    return value ^ _shift_right(value, 31)

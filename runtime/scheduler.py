@@ -1,0 +1,289 @@
+"""Continuous batching: which sequences the next step advances, and which pages they get. Host only, no tensors.
+
+The oldest request always advances: memory for it is taken from the prefix tree first, then from the youngest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from treadle.runtime.request import FinishReason
+from treadle.runtime.sequence import Sequence
+from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.prefix import PrefixTree
+
+CALM_PAGES = 8
+"""pages that every running sequence must be able to grow by before a preempted one comes back: hysteresis"""
+
+
+class QueueFull(RuntimeError):
+    """The bounded queue takes no more requests now (HTTP 429); says its length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Known tokens [start, start + count) of a sequence, computed in one step; the last chunk samples a token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass
+class Plan:
+    """What one step does. Rows stand in this order: decodes, then chunks."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    """sequences that got a slot since the last step"""
+    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    """new entries of page tables: sequence, index, page"""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens fed to the program."""
+        return len(self.decodes) + sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """One for each row of the page table."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks]
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """One for each row of logits."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
+
+
+class Scheduler:
+    """Owns the queue, the slots and the pages.
+
+    ``schedule`` plans a step, ``collected`` takes back each plan once the step has run, in order.
+    """
+
+    def __init__(
+        self, allocator: PageAllocator, *, page_tokens: int, max_num_seqs: int, max_step_tokens: int, prefix_cache: bool
+    ) -> None:
+        assert max_num_seqs <= max_step_tokens, "a step must be able to advance every running sequence"
+        self.allocator = allocator
+        self.tree = PrefixTree(allocator, page_tokens)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """sequences with a slot, the oldest first"""
+        self.preemptions = 0
+        self.query_tokens = 0
+        self.hit_tokens = 0
+        self._page_tokens = page_tokens
+        self._max_step_tokens = max_step_tokens
+        self._prefix_cache = prefix_cache
+        self._max_num_seqs = max_num_seqs
+        self._slots = list(reversed(range(max_num_seqs)))
+        # Pages that sequences lack in the step being planned and that leaving ones will give back.
+        self._lacking = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no sequence has."""
+        return len(self._slots)
+
+    @property
+    def pages_held(self) -> int:
+        """Pages that sequences use; the rest is free or could be evicted at once."""
+        return self.allocator.total - self._available
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind the others."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Plan | None:
+        """Return the next step, None if nothing can advance before a step in flight is collected."""
+        plan = Plan()
+        self._lacking = 0
+        self._plan_decodes(plan)
+        budget = self._max_step_tokens - len(plan.decodes)
+        for sequence in self.running:
+            if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and budget > 0:
+                budget -= self._plan_chunk(plan, sequence, budget)
+        while budget > 0 and self.waiting and self._slots and self._admit(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            plan.admitted.append(sequence)
+            budget -= self._plan_chunk(plan, sequence, budget)
+        for sequence in plan.sequences:
+            sequence.in_flight += 1
+        for sequence in plan.sampled:
+            sequence.pending += 1
+        return plan if plan.num_tokens else None
+
+    def collected(self, plan: Plan) -> None:
+        """Note that a plan has run and its tokens are known: give back what no step in flight uses any more."""
+        for sequence in plan.sampled:
+            sequence.pending -= 1
+        for sequence in plan.sequences:
+            sequence.in_flight -= 1
+            if sequence.in_flight == 0:
+                if sequence.finish_reason:
+                    self._release(sequence)
+                elif sequence.leaving:
+                    self._preempt(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence wherever it stands; what it holds is given back at once, or when its steps are collected."""
+        assert sequence.finish_reason is None
+        sequence.finish_reason = reason
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        elif sequence.in_flight == 0:
+            self._release(sequence)
+
+    def heal(self) -> dict[str, int]:
+        """While nothing runs, give back pages that somebody forgot; return who had taken how many.
+
+        All that may be left then is the tree's own reference of each of its pages, under no lock.
+        """
+        assert not self.running
+        leaked: dict[str, int] = {}
+        if self.tree.evictable != self.tree.num_pages:
+            for page in self.tree.force_unlock():
+                leaked[self.allocator.owner(page)] = leaked.get(self.allocator.owner(page), 0) + 1
+        if self.allocator.num_refs != self.tree.num_pages:
+            for owner, count in self.allocator.reclaim(self.tree.pages()).items():
+                leaked[owner] = leaked.get(owner, 0) + count
+        return leaked
+
+    def _plan_decodes(self, plan: Plan) -> None:
+        # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.
+        for sequence in list(self.running):
+            if sequence.slot is None or sequence.prefilling or sequence.leaving or sequence.finish_reason:
+                continue
+            # What is in flight may already end it; then nothing is left to compute.
+            if sequence.remaining <= 0:
+                continue
+            if sequence.computed == len(sequence.pages) * self._page_tokens and not self._grow(plan, sequence):
+                continue
+            sequence.computed += 1
+            plan.decodes.append(sequence)
+
+    def _plan_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        start = sequence.computed
+        count = min(sequence.prefill_end - start, budget)
+        sequence.computed = start + count
+        plan.chunks.append(
+            Chunk(sequence=sequence, start=start, count=count, samples=sequence.computed == sequence.prefill_end)
+        )
+        # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
+        # values before it reads any, and later steps run later.
+        self._remember(sequence, sequence.computed)
+        return count
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""
+        if any(each.leaving for each in self.running):
+            return False
+        cached: list[int] = []
+        if self._prefix_cache:
+            cached, node = self.tree.match(sequence.tokens)
+            self.tree.lock(node)
+            sequence.node = node
+        need = -(-len(sequence.tokens) // self._page_tokens) - len(cached)
+        if need + self._headroom(sequence) > self._available:
+            self._unlock(sequence)
+            return False
+        self.allocator.share(cached)
+        sequence.pages = cached + self._take(need, sequence)
+        sequence.slot = self._slots.pop()
+        sequence.computed = len(cached) * self._page_tokens
+        sequence.prefill_end = len(sequence.tokens)
+        self.running.append(sequence)
+        if sequence.first_step_s is None:
+            sequence.first_step_s = time.monotonic()
+            sequence.num_cached = sequence.computed
+            self.query_tokens += sequence.prompt_len
+            self.hit_tokens += sequence.computed
+        return True
+
+    def _headroom(self, newcomer: Sequence) -> int:
+        """Return the pages that must stay available beside ``newcomer``'s, so that it does not push others out."""
+        if not self.running:
+            return 0
+        calm = CALM_PAGES if newcomer.preemptions else 1
+        return sum(
+            min(calm, -(-each.remaining // self._page_tokens))
+            for each in (*self.running, newcomer)
+            if each.remaining > 0
+        )
+
+    @property
+    def _available(self) -> int:
+        return self.allocator.free + self.tree.evictable
+
+    def _take(self, count: int, sequence: Sequence) -> list[int]:
+        self.tree.evict(count - self.allocator.free)
+        return self.allocator.take(count, sequence.id)
+
+    def _grow(self, plan: Plan, sequence: Sequence) -> bool:
+        """Give a decoding sequence its next page, at the price of the youngest; False if it must skip this step."""
+        while self._available == 0:
+            promised = sum(len(each.pages) for each in self.running if each.leaving or each.finish_reason)
+            if self._lacking < promised:
+                self._lacking += 1
+                return False
+            victim = next(each for each in reversed(self.running) if not each.leaving and not each.finish_reason)
+            if victim.in_flight:
+                # Its steps in flight use its pages, and bring a token that it must know before it waits.
+                victim.leaving = True
+            else:
+                self._preempt(victim)
+            if victim is sequence:
+                return False
+        page = self._take(1, sequence)[0]
+        plan.grown.append((sequence, len(sequence.pages), page))
+        sequence.pages.append(page)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a sequence back at the head of the queue. The tree keeps its pages for as long as they are not needed."""
+        self._vacate(sequence, sequence.num_valid)
+        sequence.leaving = False
+        sequence.computed = sequence.prefill_end = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take back everything from a finished sequence; pages of bad content leave the tree."""
+        if sequence.finish_reason == "error":
+            node = sequence.node
+            self._vacate(sequence, 0)
+            if node is not None:
+                self.tree.discard(node)
+        else:
+            self._vacate(sequence, sequence.num_valid)
+
+    def _vacate(self, sequence: Sequence, num_tokens: int) -> None:
+        assert sequence.slot is not None
+        self._remember(sequence, num_tokens)
+        self._unlock(sequence)
+        self.allocator.release(sequence.pages)
+        sequence.pages = []
+        self._slots.append(sequence.slot)
+        sequence.slot = None
+        self.running.remove(sequence)
+
+    def _remember(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the prefix tree share the full pages among the first ``num_tokens`` tokens."""
+        count = num_tokens // self._page_tokens
+        if not self._prefix_cache or count == 0:
+            return
+        node = self.tree.insert(sequence.tokens, sequence.pages[:count])
+        self.tree.lock(node)
+        self._unlock(sequence)
+        sequence.node = node
+
+    def _unlock(self, sequence: Sequence) -> None:
+        if sequence.node is not None:
+            self.tree.unlock(sequence.node)
+            sequence.node = None

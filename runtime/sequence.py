@@ -1,0 +1,82 @@
+"""One request as the step loop sees it: its tokens, and how far they are computed."""
+
+from __future__ import annotations
+
+from array import array
+
+from treadle.runtime.request import FinishReason, Request
+from treadle.runtime.state.prefix import TOKEN_TYPE, Node
+
+
+class Sequence:
+    """A request's tokens and what it holds: a slot, pages, a lock on the prefix tree.
+
+    Steps are launched before the tokens of the step before are known, so it counts twice: ``tokens`` are known,
+    ``computed`` and ``pending`` include steps in flight. The scheduler alone changes what it holds.
+    """
+
+    def __init__(self, request: Request, *, order: int, max_tokens: int, seed: int, arrival_s: float) -> None:
+        self.id = request.id
+        self.params = request.params
+        self.order = order
+        """of arrival: the smallest is the oldest"""
+        self.arrival_s = arrival_s
+        self.seed = seed
+        self.max_tokens = max_tokens
+        eos = () if request.params.ignore_eos else request.eos_ids
+        self.eos_ids = frozenset(eos)
+        self.stop_ids = tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
+        """every token that ends it"""
+        self.tokens = array(TOKEN_TYPE, request.prompt)
+        """the prompt and every generated token known so far"""
+        self.prompt_len = len(request.prompt)
+
+        self.slot: int | None = None
+        self.pages: list[int] = []
+        self.node: Node | None = None
+        """where its pages end in the prefix tree, locked while it runs"""
+        self.computed = 0
+        """tokens whose state is in pages, or will be once the launched steps have run"""
+        self.prefill_end = 0
+        """tokens that were known when it was admitted: from here on it decodes"""
+        self.pending = 0
+        """tokens that launched steps sample and that are not known yet"""
+        self.in_flight = 0
+        """launched steps that have not been collected"""
+        self.leaving = False
+        """it is preempted once its steps in flight are collected"""
+        self.preemptions = 0
+        self.num_cached = 0
+        """prompt tokens found in the prefix tree at its first admission"""
+        self.first_step_s: float | None = None
+        self.reported = False
+        """an output has been given"""
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Generated tokens known so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def planned_outputs(self) -> int:
+        """Generated tokens, those in flight included."""
+        return self.num_outputs + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still sample, beyond those in flight."""
+        return self.max_tokens - self.planned_outputs
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether tokens known at admission are still to be computed."""
+        return self.computed < self.prefill_end
+
+    @property
+    def num_valid(self) -> int:
+        """Tokens whose state in the pages is certain, once nothing is in flight.
+
+        The last token's is left out: a stopped sequence is launched once more, and that row writes nothing.
+        """
+        return max(min(self.computed, len(self.tokens) - 1), 0)
