@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
@@ -24,17 +24,12 @@ from treadle.runtime.protocol import (
     encode,
 )
 from treadle.runtime.request import Abort, Output, Request, Stats
-from treadle.serve.engine_process import EngineDiedError
 
 SILENCE_LIMIT_S = 6.0
 """without a heartbeat for so long the engine process hangs: it beats every second, busy or not"""
 
 STEP_LIMIT_S = 120.0
 """a single step that takes longer makes no progress; a long prompt is many steps"""
-
-
-class QueueFullError(RuntimeError):
-    """As many requests as the server takes are already running or waiting."""
 
 
 class Stream:
@@ -46,47 +41,39 @@ class Stream:
         self._pending: list[Output] = []
         self._error: Exception | None = None
         self._wake = asyncio.Event()
-        self._done = False
-        """the engine, or a failure, ended it"""
 
     def push(self, output: Output) -> None:
         """Add an output; the consumer takes what has gathered in one go."""
         self._pending.append(output)
-        self._done = self._done or output.finish_reason is not None
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
         """End the stream by an error, after what has already arrived."""
-        self._error, self._done = error, True
+        self._error = error
         self._wake.set()
 
-    async def batches(self) -> AsyncIterator[list[Output]]:
-        """Yield the outputs since the last time, never empty, up to the last one. Raises what ``fail`` got."""
-        while True:
-            if not self._pending and not self._done:
-                self._wake.clear()
-                await self._wake.wait()
-            batch, self._pending = self._pending, []
-            if batch:
-                yield batch
-            if self._done and not self._pending:
-                break
-        if self._error is not None:
-            raise self._error
+    async def take(self) -> list[Output]:
+        """Return the outputs since the last time, at least one. Raises what ``fail`` got once they are taken."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        taken, self._pending = self._pending, []
+        return taken
 
     def close(self, keep: int | None = None) -> None:
-        """End the request: with ``keep`` after a stop string, without when nobody listens any more."""
-        if self._client.forget(self.id) and not self._done:
+        """End the request, if the engine has not; after a stop string ``keep`` of its tokens count."""
+        if self._client.forget(self.id):
             self._client.send(Abort(id=self.id, keep=keep))
-        self._done = True
 
 
 class EngineClient:
     """Sends requests to the engine process and spreads its outputs over the streams that wait for them."""
 
     def __init__(self, endpoints: Endpoints, capacity: int) -> None:
-        """Bind both sockets. ``capacity`` bounds the requests in flight, running and waiting together."""
-        self._capacity = capacity
+        """Bind both sockets. ``capacity`` is how many requests may be in flight, running and waiting together."""
+        self.capacity = capacity
         self._context = zmq.asyncio.Context()
         self._receiver = self._context.socket(zmq.PULL)
         self._receiver.set_hwm(0)
@@ -103,9 +90,9 @@ class EngineClient:
         self.stats = Stats()
         self.ready: asyncio.Event = asyncio.Event()
 
-    def start(self, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]) -> None:
-        """Begin to receive. The callbacks get the start-up's messages."""
-        self._receive = asyncio.get_running_loop().create_task(self._run(on_progress, on_ready))
+    def start(self, on_progress: Callable[[Progress], None]) -> None:
+        """Begin to receive. ``on_progress`` gets the start-up's phases."""
+        self._receive = asyncio.get_running_loop().create_task(self._run(on_progress))
 
     @property
     def in_flight(self) -> int:
@@ -113,11 +100,9 @@ class EngineClient:
         return len(self._streams)
 
     def submit(self, request: Request) -> Stream:
-        """Send a request and return its stream. Raises QueueFullError, EngineDiedError."""
+        """Send a request and return its stream. Raises EngineDiedError, if it did."""
         if self._death is not None:
             raise self._death
-        if len(self._streams) >= self._capacity:
-            raise QueueFullError(f"{self._capacity} requests are already running or waiting")
         stream = Stream(request, self)
         self._streams[request.id] = stream
         self.send(request)
@@ -138,7 +123,7 @@ class EngineClient:
         self.end_all(error)
 
     def end_all(self, error: Exception) -> None:
-        """End every stream by ``error`` and free their slots."""
+        """End every stream by ``error`` and free its slot."""
         for stream in list(self._streams.values()):
             stream.close()
             stream.fail(error)
@@ -164,15 +149,13 @@ class EngineClient:
         self._sender.close(linger=1000)
         self._context.term()
 
-    async def _run(self, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]) -> None:
+    async def _run(self, on_progress: Callable[[Progress], None]) -> None:
         while True:
             packet = await self._receiver.recv()
             for message in decode_outbound(packet):
-                self._take(message, on_progress, on_ready)
+                self._take(message, on_progress)
 
-    def _take(
-        self, message: Outbound, on_progress: Callable[[Progress], None], on_ready: Callable[[Ready], None]
-    ) -> None:
+    def _take(self, message: Outbound, on_progress: Callable[[Progress], None]) -> None:
         match message:
             case Output():
                 stream = self._streams.get(message.id)
@@ -190,7 +173,3 @@ class EngineClient:
                 self.stats = message.stats
                 self._beat_s = time.monotonic()
                 self.ready.set()
-                on_ready(message)
-
-
-__all__ = ["EngineClient", "EngineDiedError", "QueueFullError", "Stream"]

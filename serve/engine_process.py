@@ -41,7 +41,7 @@ class EngineProcess:
         endpoints: Endpoints,
         command: Sequence[str],
         on_line: Callable[[str], None],
-        on_exit: Callable[[], None],
+        on_exit: Callable[[], object],
     ) -> None:
         self._endpoints = endpoints
         self._on_line = on_line
@@ -58,7 +58,8 @@ class EngineProcess:
         )
         self._reader = threading.Thread(target=self._read, name="engine stderr", daemon=True)
         self._reader.start()
-        threading.Thread(target=self._watch, name="engine exit", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="engine exit", daemon=True)
+        self._watcher.start()
 
     @property
     def pid(self) -> int:
@@ -93,9 +94,10 @@ class EngineProcess:
             self._process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        # After this `on_exit` is never called again.
+        self._watcher.join()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _read(self) -> None:
         assert self._process.stderr is not None

@@ -30,7 +30,9 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object that stands for this error, also inside an event stream."""
-        return {"error": {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
+        }
 
     def response(self) -> Response:
         """Return the whole answer."""

@@ -83,7 +83,7 @@ class GenerationFields(BaseModel):
 
     def sampling(self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
-        chosen = {name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in defaults}
+        chosen: dict[str, Any] = {name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in defaults}
         for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
             value = getattr(self, name)
             if value is not None:

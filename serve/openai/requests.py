@@ -39,7 +39,7 @@ class CompletionRequest(GenerationFields):
         """Return the prompts, each a text or token ids. Raises ApiError."""
         many = self.prompt
         if isinstance(many, str) or (many and isinstance(many[0], int)):
-            return [many]  # type: ignore[list-item]  # mypy does not narrow a union of lists by an element
+            return [many]
         if not 1 <= len(many) <= MAX_PROMPTS:
             raise ApiError(400, f"prompt holds {len(many)} prompts; 1 to {MAX_PROMPTS} are allowed", param="prompt")
         return many  # type: ignore[return-value]
@@ -50,57 +50,29 @@ class CompletionRequest(GenerationFields):
         return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
 
-class TextPart(BaseModel):
-    """One text part of a message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    type: Literal["text"]
-    text: str
-
-
-class OtherPart(BaseModel):
-    """A part that is not text; read only to be refused by name."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: str
-
-
 class Message(BaseModel):
-    """One message of a chat."""
+    """One message of a chat; what its parts may be is the chat template's to say."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | OtherPart] | None = None
+    content: str | list[dict[str, Any]] | None = None
     name: str | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
-        """Return the message as chat templates know it: role and one text. Raises ApiError."""
+        """Return the message as chat templates know it. Raises ApiError."""
         if self.role in ("tool", "function"):
-            raise ApiError(400, f"{where}.role: tools are not supported", param=f"{where}.role", code="unsupported_value")
+            at = f"{where}.role"
+            raise ApiError(400, f"{at}: tools are not supported", param=at, code="unsupported_value")
         for name, value in (self.model_extra or {}).items():
             # What a server returns with an answer comes back empty in the next turn.
             if value not in (None, [], ""):
-                raise ApiError(400, f"{where}.{name} is not supported", param=f"{where}.{name}", code="unsupported_parameter")
-        if self.content is None:
-            raise ApiError(400, f"{where}.content is missing", param=f"{where}.content")
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
+                at = f"{where}.{name}"
+                raise ApiError(400, f"{at} is not supported; leave it out", param=at, code="unsupported_parameter")
+        # Templates know the older name of a developer's message.
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": self.content}
         return message if self.name is None else message | {"name": self.name}
-
-    def _text(self, where: str) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        texts = []
-        for i, part in enumerate(self.content or ()):
-            if not isinstance(part, TextPart):
-                at = f"{where}.content[{i}].type"
-                if part.type == "text":
-                    raise ApiError(400, f"{where}.content[{i}].text must be a string", param=at)
-                raise ApiError(400, f"{at}={part.type!r} is not supported; send text", param=at, code="unsupported_value")
-            texts.append(part.text)
-        return "\n".join(texts)
 
 
 class ChatRequest(GenerationFields):
@@ -138,6 +110,11 @@ class ChatRequest(GenerationFields):
     def token_limit(self) -> int | None:
         """Return how many tokens may be generated; None: as many as the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def size(self) -> int:
+        """Return about how many characters the messages have."""
+        return sum(len(str(message.content)) for message in self.messages)
 
     @property
     def logprob_count(self) -> int | None:

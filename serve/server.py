@@ -1,0 +1,271 @@
+"""The HTTP process: starts the engine process, waits for it, serves, drains, and says why when something ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+from rich.console import Console
+
+from treadle.conf.errors import ConfigError
+from treadle.conf.schema import ServeConfig
+from treadle.runtime.protocol import Endpoints, Progress
+from treadle.runtime.text.prompt import Limits
+from treadle.runtime.text.tokenizer import Tokenizer
+from treadle.serve.engine_client import EngineClient
+from treadle.serve.engine_process import EngineDiedError, EngineProcess
+from treadle.serve.startup import Startup
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from treadle.serve.service import Service
+
+CUT_S = 1.0
+"""seconds that answers which are cut off get to reach their clients"""
+
+LEAVE_S = 5.0
+"""seconds that the engine process gets to leave before it is killed"""
+
+KEEP_ALIVE_S = 65
+"""longer than the idle limit of usual client pools and proxies, which then close first"""
+
+EXIT_FAILURE = 1
+EXIT_USER = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a server needs to know; no model is loaded to make one."""
+
+    config: ServeConfig
+    name: str
+    fingerprint: str
+    limits: Limits
+    capacity: int
+    """requests in flight, running and waiting together"""
+    load_tokenizer: Callable[[], Tokenizer]
+    command: Callable[[Endpoints], Sequence[str]]
+    """the engine process's command line"""
+    deployment: bytes
+    """what the engine process reads"""
+
+
+def serve(plan: Plan, console: Console) -> int:
+    """Serve until a signal or the engine's death ends it. Returns the exit code.
+
+    0: drained. 1: the engine died, or answers were cut off. 2: a mistake in the configuration.
+    Raises ConfigError if the port cannot be had.
+    """
+    startup = Startup(console, "configure")
+    listener = _bind(plan.config)
+    endpoints = Endpoints(tempfile.mkdtemp(prefix="treadle-"))
+    try:
+        return uvloop.run(_run(plan, endpoints, listener, startup, console))
+    finally:
+        startup.finish()
+        listener.close()
+        shutil.rmtree(endpoints.folder, ignore_errors=True)
+
+
+async def _run(plan: Plan, endpoints: Endpoints, listener: socket.socket, startup: Startup, console: Console) -> int:
+    return await Server(plan, endpoints, listener, startup, console).run()
+
+
+class Server:
+    """One run of the server, from the first phase to the exit code. Made inside a running event loop."""
+
+    def __init__(
+        self, plan: Plan, endpoints: Endpoints, listener: socket.socket, startup: Startup, console: Console
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._plan = plan
+        self._listener = listener
+        self._startup = startup
+        self._console = console
+        self._stop: asyncio.Future[None] = loop.create_future()
+        """done at the first signal"""
+        self._cut: asyncio.Future[None] = loop.create_future()
+        """done at the second"""
+        self._death: asyncio.Future[None] = loop.create_future()
+        """done when the engine process has ended"""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        startup.phase("start engine process")
+        endpoints.deployment.write_bytes(plan.deployment)
+        self._client = EngineClient(endpoints, plan.capacity)
+        self._client.start(self._on_progress)
+        self._process = EngineProcess(
+            endpoints,
+            plan.command(endpoints),
+            on_line=startup.line,
+            on_exit=lambda: loop.call_soon_threadsafe(self._on_exit),
+        )
+
+    async def run(self) -> int:
+        """Serve. Returns the exit code."""
+        # Only an engine that was asked to leave gets time to do so.
+        grace_s = 0.0
+        try:
+            service = await self._start()
+            if service is None:
+                return 0
+            code = await self._serve(service)
+            grace_s = LEAVE_S
+            return code
+        except EngineDiedError as error:
+            self._startup.finish()
+            self._startup.line(f"treadle: {error}")
+            return EXIT_USER if error.user else EXIT_FAILURE
+        finally:
+            await self._client.close()
+            await asyncio.to_thread(self._process.stop, grace_s)
+
+    async def _start(self) -> Service | None:
+        """Return the service once engine and tokenizer are ready; None if a signal came first."""
+        text = asyncio.ensure_future(asyncio.to_thread(self._make_service))
+        ready = asyncio.ensure_future(self._client.ready.wait())
+        if not await self._until(ready):
+            ready.cancel()
+            return None
+        self._startup.phase("tokenizer")
+        return await text if await self._until(text) else None
+
+    def _make_service(self) -> Service:
+        # While the engine process loads, so that these imports cost no time.
+        import treadle.serve.app  # noqa: F401
+        from treadle.runtime.text.template import ChatTemplate, chat_template
+        from treadle.serve.metrics import Metrics
+        from treadle.serve.service import Service
+
+        tokenizer = self._plan.load_tokenizer()
+
+        @cache
+        def template() -> ChatTemplate:
+            return chat_template(tokenizer.facts.chat_templates, tokenizer.facts.template_tokens)
+
+        return Service(
+            name=self._plan.name,
+            fingerprint=self._plan.fingerprint,
+            created=int(time.time()),
+            tokenizer=tokenizer,
+            template=template,
+            limits=self._plan.limits,
+            client=self._client,
+            metrics=Metrics(lambda: self._client.stats, self._plan.name),
+        )
+
+    async def _serve(self, service: Service) -> int:
+        """Serve until a signal. Returns the exit code. Raises EngineDiedError after telling every client."""
+        self._startup.phase("listen")
+        http = _http(service, self._plan.config)
+        serving = asyncio.ensure_future(http.serve(sockets=[self._listener]))
+        while not http.started:
+            await asyncio.sleep(0.005)
+        self._announce()
+        try:
+            if not await self._until(serving):
+                http.should_exit = True
+                return 0 if await self._drain(serving) else EXIT_FAILURE
+            raise RuntimeError("the HTTP server stopped by itself") from serving.exception()
+        except EngineDiedError as error:
+            self._client.fail(error)
+            raise
+        finally:
+            http.should_exit = True
+            await asyncio.wait((serving,), timeout=CUT_S)
+            http.force_exit = True
+            await asyncio.wait((serving,))
+
+    async def _drain(self, serving: asyncio.Future[None]) -> bool:
+        """Let running requests finish; False if some were cut off, by a second signal or after ``drain_s``."""
+        limit_s = self._plan.config.drain_s
+        if self._client.in_flight:
+            self._startup.line(f"draining {self._client.in_flight} requests, for {limit_s:g} s at most")
+        waits = (serving, self._cut, self._death)
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._death.done():
+            raise self._process.death()
+        if not self._client.in_flight:
+            return True
+        self._startup.line(f"cutting off {self._client.in_flight} requests")
+        self._client.end_all(EngineDiedError("the server is shutting down"))
+        return False
+
+    async def _until(self, work: asyncio.Future[Any]) -> bool:
+        """Wait for ``work``; False if a signal came first. Raises EngineDiedError if the engine's death did."""
+        await asyncio.wait((work, self._stop, self._death), return_when=asyncio.FIRST_COMPLETED)
+        if self._death.done():
+            raise await asyncio.to_thread(self._process.death)
+        return not self._stop.done()
+
+    def _announce(self) -> None:
+        host, port = self._listener.getsockname()[:2]
+        self._startup.finish()
+        self._console.print(self._startup.table())
+        self._startup.line(f"{self._plan.name} answers at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+    def _on_progress(self, message: Progress) -> None:
+        self._startup.phase(message.phase, message.at_s, message.done, message.total)
+
+    def _on_exit(self) -> None:
+        if not self._death.done():
+            self._death.set_result(None)
+
+    def _on_signal(self) -> None:
+        first = not self._stop.done()
+        waiter = self._stop if first else self._cut
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def _http(service: Service, config: ServeConfig) -> uvicorn.Server:
+    """Return the HTTP server, which leaves signals to us."""
+    import uvicorn
+
+    from treadle.serve.app import create_app
+
+    class Http(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    app = create_app(service, api_key=config.api_key, metrics=config.metrics)
+    options = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    return Http(options)
+
+
+def _bind(config: ServeConfig) -> socket.socket:
+    """Return a socket that holds the port, not yet listening. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"not an address: {error}", key="serve.host", value=config.host) from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        problem, hint = f"cannot listen there: {error.strerror}", "serve.port=0 takes any free port"
+        raise ConfigError(problem, key="serve.port", value=config.port, hint=hint) from error
+    return listener

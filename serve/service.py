@@ -1,0 +1,145 @@
+"""One served model: what the routes need to turn a request into a running answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from treadle.runtime.request import Request, RequestError
+from treadle.runtime.text.output import Delta, OutputProcessor
+from treadle.runtime.text.prompt import Limits
+from treadle.runtime.text.template import ChatTemplate
+from treadle.runtime.text.tokenizer import Tokenizer
+from treadle.serve.engine_client import EngineClient, Stream
+from treadle.serve.engine_process import EngineDiedError
+from treadle.serve.errors import ApiError
+from treadle.serve.metrics import Metrics
+
+INLINE_CHARS = 8192
+"""a longer prompt is tokenized in a thread, so that it does not hold up everybody's stream"""
+
+
+class Answer:
+    """A submitted request and its answer so far. ``close`` must be called, however it ends; it frees the slot."""
+
+    def __init__(self, service: Service, request: Request, stream: Stream) -> None:
+        self.request = request
+        self.output = OutputProcessor(service.tokenizer, request)
+        self._metrics = service.metrics
+        self._stream = stream
+        self._last_s = 0.0
+        self._failed = False
+        self._closed = False
+
+    async def next(self) -> Delta | None:
+        """Return what the answer gained since the last time, None once it is complete. Raises ApiError."""
+        if self.output.finished:
+            return None
+        try:
+            outputs = await self._stream.take()
+        except EngineDiedError as error:
+            self._failed = True
+            raise ApiError(500, str(error), code="engine_died") from error
+        delta = join([self.output.process(output) for output in outputs])
+        self._observe(delta)
+        if delta.abort is not None:
+            self._stream.close(delta.abort.keep)
+        if delta.finish_reason == "error":
+            raise ApiError(500, delta.error or "the engine could not finish this request", code="engine_error")
+        return delta
+
+    def close(self) -> None:
+        """End the request if it still runs, and count it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stream.close()
+        reason = "error" if self._failed else self.output.finish_reason or "abort"
+        self._metrics.finish(reason, time.monotonic() - self.request.arrival_s)
+
+    def _observe(self, delta: Delta) -> None:
+        if not delta.token_ids:
+            return
+        now, metrics = time.monotonic(), self._metrics
+        if self._last_s:
+            metrics.itl_s.observe(now - self._last_s)
+        else:
+            metrics.prompt_tokens.inc(len(self.request.prompt))
+            metrics.cached_tokens.inc(self.output.num_cached_tokens)
+            metrics.queue_s.observe(self.output.queue_s or 0.0)
+            metrics.ttft_s.observe(now - self.request.arrival_s)
+        metrics.generation_tokens.inc(len(delta.token_ids))
+        self._last_s = now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The model's text side, the way to its engine, and what the API says about it."""
+
+    name: str
+    fingerprint: str
+    created: int
+    """seconds since the epoch"""
+    tokenizer: Tokenizer
+    template: Callable[[], ChatTemplate]
+    """raises RequestError if the model has no chat template"""
+    limits: Limits
+    client: EngineClient
+    metrics: Metrics
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 if a request asks for another model."""
+        if name is not None and name != self.name:
+            message = f"the model {name!r} does not exist; this server has {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    @contextmanager
+    def closing(self, answers: Sequence[Answer]) -> Iterator[None]:
+        """Close ``answers`` at the end of the block."""
+        try:
+            yield
+        finally:
+            for answer in answers:
+                answer.close()
+
+    def admit(self, count: int = 1) -> None:
+        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue."""
+        if self.client.in_flight + count > self.client.capacity:
+            self.metrics.refused.inc(count)
+            message = f"{self.client.in_flight} requests are running or waiting; the limit is {self.client.capacity}"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+
+    async def prepare(self, make: Callable[[], list[Request]], size: int) -> list[Request]:
+        """Return what ``make`` returns, made in a thread if the prompts have many characters. Raises ApiError."""
+        try:
+            return make() if size <= INLINE_CHARS else await asyncio.to_thread(make)
+        except RequestError as error:
+            raise ApiError(400, str(error), param=error.field, code="invalid_value") from error
+
+    def submit(self, requests: Sequence[Request]) -> list[Answer]:
+        """Hand the requests, all or none, to the engine. Raises ApiError 429, 503."""
+        self.admit(len(requests))
+        try:
+            return [Answer(self, request, self.client.submit(request)) for request in requests]
+        except EngineDiedError as error:
+            raise ApiError(503, str(error), code="engine_died") from error
+
+
+def join(deltas: Sequence[Delta]) -> Delta:
+    """Return one delta that adds what ``deltas`` add one after another."""
+    if len(deltas) == 1:
+        return deltas[0]
+    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    last = next((delta for delta in deltas if delta.finish_reason is not None), deltas[-1])
+    return Delta(
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        abort=last.abort,
+        error=last.error,
+    )
