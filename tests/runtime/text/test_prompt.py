@@ -1,0 +1,72 @@
+import pytest
+from tiny_text import tiny_tokenizer
+
+from treadle.runtime.request import RequestError, SamplingParams
+from treadle.runtime.text.prompt import Limits, prepare
+
+LIMITS = Limits(max_len=32, vocab=400)
+
+
+def make(prompt, limits=LIMITS, **options):
+    names = SamplingParams.__struct_fields__
+    params = SamplingParams(**{key: value for key, value in options.items() if key in names})
+    rest = {key: value for key, value in options.items() if key not in names}
+    return prepare(tiny_tokenizer(), prompt, params, limits, request_id="r", **rest)
+
+
+def test_text_and_ids_become_the_same_request():
+    ids = tiny_tokenizer().encode("the dog")
+    by_text, by_ids = make("the dog"), make(tuple(ids))
+    assert by_text.prompt == by_ids.prompt == ids
+    assert by_text.eos_ids == (2, 0)
+    assert by_text.arrival_s > 0
+
+
+def test_max_tokens_left_open_takes_the_rest_of_the_context():
+    assert make([5, 6], max_tokens=None).params.max_tokens == 30
+
+
+def test_an_answer_that_does_not_fit_is_refused_or_shortened():
+    with pytest.raises(
+        RequestError, match=r"max_tokens=31 and the 2 tokens of prompt .* 32 tokens; .* at most 30"
+    ) as caught:
+        make([5, 6], max_tokens=31)
+    assert caught.value.field == "max_tokens"
+    shortened = make([5, 6], max_tokens=31, min_tokens=31, clamp=True).params
+    assert (shortened.max_tokens, shortened.min_tokens) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field", "message"),
+    [
+        ([], {}, "prompt", "prompt is empty"),
+        ("", {"field": "messages"}, "messages", "messages is empty"),
+        ([5] * 32, {}, "prompt", "prompt has 32 tokens; the context holds 32, so a prompt takes at most 31"),
+        ([5, 400], {}, "prompt", r"prompt\[1\]=400 is not a token id in \[0, 400\)"),
+        ([5, -1], {}, "prompt", r"prompt\[1\]=-1"),
+        ([True], {}, "prompt", r"prompt\[0\]=True"),
+        ([1.5], {}, "prompt", r"prompt\[0\]=1.5"),
+        ([5], {"temperature": -1}, "temperature", "temperature=-1"),
+        ([5], {"temperature": float("nan")}, "temperature", "temperature=nan"),
+        ([5], {"top_p": 0}, "top_p", "top_p=0"),
+        ([5], {"top_k": 1.5}, "top_k", "top_k"),
+        ([5], {"stop": [""]}, "stop", "stop takes"),
+        ([5], {"stop": [3]}, "stop", "stop"),
+        ([5], {"stop_token_ids": [400]}, "stop_token_ids", "stop_token_ids takes"),
+        ([5], {"max_tokens": 0}, "max_tokens", "max_tokens=0"),
+        ([5], {"max_tokens": "x"}, "max_tokens", "max_tokens"),
+        ([5], {"logprobs": 21}, "logprobs", "logprobs=21"),
+    ],
+)
+def test_refusals_name_the_field_and_the_limit(prompt, options, field, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        make(prompt, **options)
+    assert caught.value.field == field
+
+
+def test_special_tokens_can_be_left_to_the_caller():
+    assert make("<|im_start|>the", add_special_tokens=False).prompt[0] == 1
+
+
+def test_ends_outside_the_models_vocabulary_are_left_out():
+    assert make([1], Limits(max_len=32, vocab=2)).eos_ids == (0,)

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+from tiny_text import TEMPLATE, tiny_tokenizer
+
+from treadle.runtime.request import RequestError
+from treadle.runtime.text.template import ChatTemplate, chat_template, plain_messages
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def render(source, messages=HI, **options):
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, **options)
+
+
+def test_the_models_own_template():
+    facts = tiny_tokenizer().facts
+    template = chat_template(facts.chat_templates, facts.template_tokens)
+    text = template.render([{"role": "system", "content": "Be brief."}, *HI])
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert template.render(HI, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "abc"
+
+
+def test_variables_and_functions_that_templates_expect():
+    assert render("{{ bos_token }}{{ messages | length }}") == "<s>1"
+    assert render("{% if enable_thinking %}yes{% endif %}", extra={"enable_thinking": True}) == "yes"
+    assert render("{{ tools[0].name }}", tools=[{"name": "f"}]) == "f"
+    assert render("{% if tools is none %}none{% endif %}") == "none"
+    assert len(render("{{ strftime_now('%Y') }}")) == 4
+    assert render("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render("{% set x = 1 %}\n  {% if x %}\nx\n  {% endif %}\n") == "x\n"
+
+
+def test_tojson_is_plain_json():
+    value = {"b": "<é>", "a": 1}
+    assert json.loads(render("{{ x | tojson }}", extra={"x": value})) == value
+    assert render("{{ x | tojson }}", extra={"x": value}) == '{"b": "<é>", "a": 1}'
+    assert render("{{ x | tojson(indent=2) }}", extra={"x": {"a": 1}}) == '{\n  "a": 1\n}'
+
+
+def test_content_may_be_missing_beside_tool_calls():
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]
+    assert plain_messages(calls)[0]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "message"),
+    [
+        ([], "messages", "messages is empty"),
+        (["hi"], "messages[0]", "is a str"),
+        ([{"content": "x"}], "messages[0].role", "role is None"),
+        ([*HI, {"role": "user"}], "messages[1].content", "is missing"),
+        ([{"role": "user", "content": 3}], "messages[0].content", "is a int"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[0].content[0].type",
+            "'image_url'; .*'text'",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "text is None"),
+    ],
+)
+def test_messages_that_cannot_be_read_are_named(messages, field, message):
+    with pytest.raises(RequestError, match=message) as caught:
+        render(TEMPLATE, messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[9].content.upper() }}", "refuses these messages"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ ''.__class__.__mro__ }}", "refuses these messages"),
+        ("{{ messages.append(1) }}", "refuses these messages"),
+        ("{% for %}", "not valid Jinja"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_a_template_that_fails_is_a_bad_request(source, message):
+    with pytest.raises(RequestError, match=message):
+        render(source)
+
+
+def test_a_missing_template_is_explained():
+    with pytest.raises(RequestError, match="has no chat template"):
+        chat_template({}, {})
+    with pytest.raises(RequestError, match=r"'x'; there are: default, rag"):
+        chat_template({"default": "a", "rag": "b"}, {}, "x")
+    assert chat_template({"rag": "b"}, {}).source == "b"
