@@ -1,0 +1,248 @@
+"""From a source's tensors to canonical weights, by the rules of the family, one tensor at a time.
+
+Shapes follow from headers alone, so every mistake (a tensor no rule knows, a weight that no tensor gives, a shape that
+does not fit) is found before anything is read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from treadle.conf.errors import ConfigError
+from treadle.graph.expected import Expected, expected
+from treadle.graph.source import READABLE, Source
+from treadle.graph.spec import ModelSpec, Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint that does not fit its family: tensors left over, weights missing, shapes that differ."""
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """A canonical weight: its shape, and the float dtype that reading it gives."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One output of one rule for one source tensor."""
+
+    tensor: str
+    rule: Rule
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    """absolute sizes along the split dim, when the rule splits"""
+    part: int = 0
+
+
+@dataclass
+class _Recipe:
+    """The pieces of one canonical weight; several are stacked in order."""
+
+    pieces: dict[int, _Piece] = field(default_factory=dict)
+    stacked: bool = False
+
+
+class Checkpoint:
+    """The canonical weights of one model.
+
+    ``weights`` lists them in the order in which the source stores them. Weights that ``allow_missing`` (patterns of
+    canonical names) lets be absent are listed too and read as initial values: ones for norms, else random.
+
+    Raises: CheckpointError naming every tensor unused, weight missing and shape that does not fit.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        spec: ModelSpec,
+        *,
+        allow_unused: Sequence[str] = (),
+        allow_missing: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        self.source, self.spec, self.seed = source, spec, seed
+        wanted = expected(spec)
+        self.unused: list[str] = []
+        self._recipes: dict[str, _Recipe] = {}
+        self.initial: Mapping[str, Expected]
+        """weights that are made up instead of read"""
+        if source.kind == "dummy":
+            self.initial = {name: item for name, item in wanted.items() if item.required}
+        else:
+            self._map_tensors()
+            missing = [name for name, item in wanted.items() if item.required and name not in self._recipes]
+            self.initial = {name: wanted[name] for name in missing if _matches(name, allow_missing)}
+            self._check(wanted, [name for name in missing if name not in self.initial], allow_unused)
+        found = {name: WeightInfo(self._shape(recipe), self._dtype(recipe)) for name, recipe in self._recipes.items()}
+        made = {name: WeightInfo(item.shape, "float32") for name, item in self.initial.items()}
+        self.weights: Mapping[str, WeightInfo] = found | made
+
+    def read(self, name: str) -> Tensor:
+        """Return one canonical weight in the source's float dtype. Weights in ``initial`` have none: KeyError."""
+        import torch
+
+        recipe = self._recipes[name]
+        if not recipe.stacked:
+            return self._read_piece(recipe.pieces[0])
+        return torch.stack([self._read_piece(recipe.pieces[index]) for index in range(len(recipe.pieces))])
+
+    def _map_tensors(self) -> None:
+        rules = [(re.compile(rule.m), rule) for rule in self.spec.rules]
+        strip = [re.compile(pattern) for pattern in self.spec.strip]
+        problems = []
+        for tensor, info in self.source.tensors.items():
+            name = tensor
+            for prefix in strip:
+                name = prefix.sub("", name)
+            match, rule = next(((m, r) for p, r in rules if (m := p.fullmatch(name)) and _applies(r, m)), (None, None))
+            if match is None or rule is None:
+                self.unused.append(tensor)
+                continue
+            if rule.drop:
+                continue
+            try:
+                pieces = _pieces(tensor, info.shape, rule)
+            except ValueError as error:
+                problems.append(f"{tensor} {list(info.shape)}: {error}")
+                continue
+            for target, piece in pieces:
+                self._add(match.expand(target), piece)
+        for name, recipe in self._recipes.items():
+            gaps = set(range(len(recipe.pieces))) - set(recipe.pieces)
+            if gaps:
+                problems.append(f"{name} lacks piece {min(gaps)} of {max(recipe.pieces) + 1}")
+        if problems:
+            raise CheckpointError(_listed("tensors do not fit the rules of the family", problems), key=self._where)
+
+    def _add(self, target: str, piece: _Piece) -> None:
+        stacked = re.fullmatch(r"(.*)\[(\d+)\]", target)
+        name, index = (stacked[1], int(stacked[2])) if stacked else (target, 0)
+        recipe = self._recipes.setdefault(name, _Recipe(stacked=stacked is not None))
+        if index in recipe.pieces:
+            raise CheckpointError(
+                f"two tensors give {target}: {recipe.pieces[index].tensor}, {piece.tensor}", key=self._where
+            )
+        recipe.pieces[index] = piece
+
+    def _check(self, wanted: Mapping[str, Expected], missing: list[str], allow_unused: Sequence[str]) -> None:
+        unread = [tensor for tensor in self.unused if not _matches(tensor, allow_unused)]
+        # a tied head may be stored all the same; anything else that nobody reads is a mistake
+        ignored = {"head.weight"} if self.spec.head.tied else set()
+        unread += [
+            piece.tensor
+            for name, recipe in self._recipes.items()
+            if name not in wanted and name not in ignored
+            for piece in recipe.pieces.values()
+            if not _matches(piece.tensor, allow_unused)
+        ]
+        for name in [name for name in self._recipes if name not in wanted]:
+            del self._recipes[name]
+        problems = []
+        if missing:
+            problems.append(_listed("weights that no tensor gives", missing))
+        if unread:
+            problems.append(_listed("tensors that nothing reads", unread))
+        wrong = [
+            f"{name} is {list(shape)}, config.json makes it {list(item.shape)}"
+            for name, item in wanted.items()
+            if name in self._recipes and not _fits(shape := self._shape(self._recipes[name]), item.shape)
+        ]
+        if wrong:
+            problems.append(_listed("shapes that do not fit", wrong))
+        unreadable = [
+            f"{piece.tensor} is {dtype}"
+            for recipe in self._recipes.values()
+            for piece in recipe.pieces.values()
+            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE and not dtype.startswith("Q")
+        ]
+        if unreadable:
+            problems.append(_listed("element types that cannot be read", unreadable))
+        if problems:
+            hint = "model.allow_unused and model.allow_missing take regular expressions" if missing or unread else ""
+            raise CheckpointError("; ".join(problems), key=self._where, hint=hint)
+
+    @property
+    def _where(self) -> str:
+        return str(self.source.path)
+
+    def _shape(self, recipe: _Recipe) -> tuple[int, ...]:
+        shape = recipe.pieces[0].shape
+        return (len(recipe.pieces), *shape) if recipe.stacked else shape
+
+    def _dtype(self, recipe: _Recipe) -> str:
+        dtype = self.source.tensors[recipe.pieces[0].tensor].dtype
+        return dtype if dtype in READABLE else "float32"
+
+    def _read_piece(self, piece: _Piece) -> Tensor:
+        rule, x = piece.rule, self.source.read(piece.tensor)
+        if rule.t:
+            x = x.transpose(-1, -2)
+        if rule.scale is not None:
+            x = x * rule.scale
+        if rule.reshape is not None:
+            x = x.reshape(rule.reshape)
+        if rule.gsplit is not None:
+            dim, groups = rule.gsplit.dim, rule.gsplit.groups
+            grouped = x.reshape(*x.shape[:dim], groups, sum(piece.sizes), *x.shape[dim + 1 :])
+            start = sum(piece.sizes[: piece.part])
+            part = grouped.narrow(dim + 1, start, piece.sizes[piece.part])
+            x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+        return x.transpose(-1, -2) if rule.post_t else x
+
+
+def _applies(rule: Rule, match: re.Match[str]) -> bool:
+    return rule.layers is None or int(match[1]) in rule.layers
+
+
+def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[str, _Piece]]:
+    """Return target and piece for every output of a rule. Raises ValueError if the shape does not allow it."""
+    if (rule.t or rule.post_t) and len(shape) < 2:
+        raise ValueError("cannot be transposed")
+    if rule.t:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    if rule.reshape is not None:
+        if math.prod(rule.reshape) != math.prod(shape):
+            raise ValueError(f"cannot become {list(rule.reshape)}")
+        shape = rule.reshape
+    if rule.gsplit is None:
+        assert rule.to is not None
+        return [(rule.to, _Piece(tensor, rule, _swapped(shape, rule)))]
+    split = rule.gsplit
+    total, rest = divmod(shape[split.dim], split.groups)
+    if rest or total % sum(split.sizes):
+        raise ValueError(f"dim {split.dim} does not split into {split.groups} groups of {list(split.sizes)}")
+    sizes = tuple(size * total // sum(split.sizes) for size in split.sizes)
+    result = []
+    for part, target in enumerate(split.to):
+        if target:
+            piece_shape = (*shape[: split.dim], sizes[part] * split.groups, *shape[split.dim + 1 :])
+            result.append((target, _Piece(tensor, rule, _swapped(piece_shape, rule), sizes, part)))
+    return result
+
+
+def _swapped(shape: tuple[int, ...], rule: Rule) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if rule.post_t else shape
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(b in (a, -1) for a, b in zip(shape, wanted))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _listed(title: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return f"{len(names)} {title}: {shown}"
