@@ -94,7 +94,8 @@ def test_added_tokens_of_a_byte_level_vocabulary_are_plain_text():
 def test_import_is_quick_and_needs_no_torch():
     program = (
         "import sys; import treadle.runtime.text.directory, treadle.runtime.text.vocabulary, "
-        "treadle.runtime.text.output, treadle.runtime.text.prompt, treadle.runtime.text.template; assert 'torch' not in sys.modules"
+        "treadle.runtime.text.output, treadle.runtime.text.prompt, treadle.runtime.text.template; "
+        "assert 'torch' not in sys.modules"
     )
     started = time.monotonic()
     subprocess.run([sys.executable, "-P", "-c", program], check=True)
