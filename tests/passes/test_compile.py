@@ -1,0 +1,79 @@
+"""Compiled bodies: right for any number of tokens, kept on disk, and writing the arena in place."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from toy import VOCAB, Toy, load
+
+from treadle.conf.schema import PassesConfig
+from treadle.graph.ir import Graph
+from treadle.graph.program import Executable, StepInputs
+from treadle.graph.target import Target
+from treadle.passes.compile import Compile
+from treadle.passes.pipeline import pipeline
+from treadle.passes.prove import row_error
+from treadle.passes.runner import run_passes
+
+TARGET = Target(device="cpu", page_tokens=4)
+ARENA_BYTES = 1 << 28
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def graphs(cache: Path) -> Iterator[tuple[Graph, Graph]]:
+    lowered = run_passes(pipeline(PassesConfig(quantize="none", compile=False), TARGET), Toy().graph())
+    yield lowered, Compile(target=TARGET, cache=str(cache))(lowered)
+
+
+def step(graph: Graph, num_tokens: int) -> StepInputs:
+    pages = graph.state.pages_for(64)
+    return StepInputs(
+        token_ids=torch.arange(num_tokens) % VOCAB,
+        positions=torch.arange(num_tokens),
+        seq_ids=torch.zeros(num_tokens, dtype=torch.int32),
+        q_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        kv_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        page_table=(torch.arange(pages, dtype=torch.int32).unsqueeze(0) + 1) * graph.state.page_units,
+        logit_rows=torch.arange(num_tokens),
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 11, 64])
+def test_compiled_equals_uncompiled_for_any_number_of_tokens(graphs: tuple[Graph, Graph], num_tokens: int) -> None:
+    logits = []
+    for graph in graphs:
+        arena = torch.zeros(20 * graph.state.page_bytes, dtype=torch.uint8)
+        logits.append(Executable(graph, load(graph.weights), arena).forward(step(graph, num_tokens)))
+    assert row_error(*logits) < 2e-5
+
+
+def test_artifacts_are_kept_and_reused(graphs: tuple[Graph, Graph], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered, compiled = graphs
+    assert len([path for path in cache.iterdir() if not path.name.startswith(".")]) == len(compiled.bodies)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", refuse)
+    again = Compile(target=TARGET, cache=str(cache))(lowered)
+    arena = torch.zeros(20 * lowered.state.page_bytes, dtype=torch.uint8)
+    assert Executable(again, load(again.weights), arena).forward(step(again, 5)).isfinite().all()
+
+
+def test_a_compiled_step_never_copies_the_arena(graphs: tuple[Graph, Graph]) -> None:
+    _, compiled = graphs
+    arena = torch.zeros(ARENA_BYTES, dtype=torch.uint8)
+    executable = Executable(compiled, load(compiled.weights), arena)
+    # A peak only grows: an arena copied in the very first step must not hide the next one.
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    executable.forward(step(compiled, 64))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < ARENA_BYTES // 8
+    assert arena.count_nonzero() > 0
