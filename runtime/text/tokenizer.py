@@ -117,14 +117,18 @@ def surround(core: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[
     )
 
 
+def byte_characters() -> list[str]:
+    """Return the printable character that byte-level vocabularies spell each of the 256 bytes with (GPT-2's map)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
 class _ByteLevelPieces:
-    """Spelling to bytes where every byte is one printable character (GPT-2's map)."""
+    """Spelling to bytes where every byte is one printable character."""
 
     def __init__(self) -> None:
-        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        rest = [byte for byte in range(256) if byte not in set(printable)]
-        self._byte_of = {chr(byte): byte for byte in printable}
-        self._byte_of.update({chr(256 + i): byte for i, byte in enumerate(rest)})
+        self._byte_of = {char: byte for byte, char in enumerate(byte_characters())}
 
     def __call__(self, piece: str) -> bytes:
         try:
