@@ -12,6 +12,7 @@ from torch import Tensor
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
 from treadle.graph.spec import Attention, Embed, Head, Layer, Mlp, ModelSpec, Norm, QKNorm, RopeTable, Sub
+from treadle.graph.text import body_text
 from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr
 from treadle.kernels.linear_int8 import quantize_int8
 
@@ -109,3 +110,9 @@ def _evaluate(expr: WeightExpr) -> Tensor:
             return torch.cat([angles.cos(), angles.sin()], -1)
         case Ints():
             return torch.tensor(expr.values)
+
+
+def lines(graph: Graph, body: str = "layer0") -> list[str]:
+    """The calls of a body as printed, without types: what Before / Expected tests compare."""
+    text = body_text(graph.bodies[body], graph)
+    return [line.split("  #")[0].strip() for line in text.partition("):\n")[2].splitlines()][:-1]
