@@ -57,7 +57,7 @@ class Checkpoint:
     """The canonical weights of one model.
 
     ``weights`` lists them in the order in which the source stores them. Weights that ``allow_missing`` (patterns of
-    canonical names) lets be absent are listed too and read as initial values: ones for norms, else random.
+    canonical names) lets be absent are listed too, and are random like those of a dummy source.
 
     Raises: CheckpointError naming every tensor unused, weight missing and shape that does not fit.
     """

@@ -113,6 +113,10 @@ class GGUFSource:
         undo = self._undo(name)
         return undo(tensor) if undo else tensor
 
+    def close(self) -> None:
+        """Unmap the file; the next ``read`` maps it again."""
+        self._map = None
+
     def fingerprint(self) -> str:
         """Return a hash of the size, beginning (metadata) and end of the file."""
         digest = hashlib.sha256()

@@ -79,6 +79,9 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Return a hash of the headers and of samples of the content; reads about 128 KiB a file."""
 
+    def close(self) -> None:
+        """Unmap the files; the next ``read`` maps them again."""
+
 
 def open_source(path: str | Path) -> Source:
     """Return the model at ``path``: a directory with config.json and *.safetensors, or a .gguf file.
@@ -140,6 +143,10 @@ class DirectorySource:
         except (SafetensorError, OSError) as error:
             raise SourceError(f"cannot read {name}: {error}", key=str(file)) from None
 
+    def close(self) -> None:
+        """Unmap the files; the next ``read`` maps them again."""
+        self._open.clear()
+
     def fingerprint(self) -> str:
         """Return a hash of config.json, and of header, size and ends of every file."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
@@ -162,6 +169,9 @@ class DummySource:
     def read(self, name: str) -> Tensor:
         """Raise KeyError: there are none."""
         raise KeyError(name)
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
 
     def fingerprint(self) -> str:
         """Return a hash of the configuration."""
