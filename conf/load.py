@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from yaml import YAMLError
 
 from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, sibling
@@ -37,6 +38,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
             tree = hydra_compose(CONFIG_NAME, ready)
         except (HydraException, OmegaConfBaseException) as error:
             raise _translate(error) from error
+        except YAMLError as error:
+            raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from error
     return from_tree(tree, config_dir)
 
 
@@ -133,15 +136,16 @@ def _writable(tree: DictConfig) -> None:
 
 def _translate(error: Exception) -> ConfigError:
     """Return the ConfigError that says what a YAML file of the user (the overrides are checked already) has wrong."""
+    first = str(error).strip().splitlines()[0].partition(" raised while")[0]
+    where = first.partition("'")[2].partition("'")[0]
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
-        cause = cause.__cause__
-    first = str(error).strip().splitlines()[0]
-    if not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
         return ConfigError(f"a YAML file cannot be used: {first}")
-    key = cause.full_key or None
-    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
+    key, problem = cause.full_key or where, str(cause).splitlines()[0]
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         return unknown_key(key)
-    if isinstance(cause, ValidationError) and key:
-        return wrong_type(key, getattr(cause, "value", None))
-    return ConfigError(str(cause).splitlines()[0], key=key)
+    if isinstance(cause, ValidationError):
+        return wrong_type(key, problem)
+    return ConfigError(problem, key=key)

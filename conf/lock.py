@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from treadle.conf.errors import ConfigError, sibling
@@ -25,9 +25,9 @@ _HEADER = "# A resolved deployment. The same server again: treadle serve --lock 
 
 
 def fingerprint(deployment: Deployment) -> str:
-    """Return ``fp_`` and a hash of everything that can change an answer: all groups but ``serve``."""
+    """Return ``fp_`` and a hash of everything that can change an answer: all but addresses, keys and cache folders."""
     tree = to_plain(deployment)
-    del tree["serve"]
+    del tree["serve"], tree["passes"]["compile_cache"]
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -62,9 +62,10 @@ def from_lock(path: str | Path, overrides: Sequence[str] = ()) -> Deployment:
     tree = typed_tree()
     try:
         tree.merge_with(lock.deployment)
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        raise unknown_key(error.full_key or "") from error
     except OmegaConfBaseException as error:
-        key = error.full_key or ""
-        raise (wrong_type(key, None) if "Validation" in type(error).__name__ else unknown_key(key)) from error
+        raise wrong_type(error.full_key or "", str(error).splitlines()[0]) from error
     deployment = from_tree(tree)
     if fingerprint(deployment) != lock.fingerprint:
         raise ConfigError(

@@ -110,12 +110,10 @@ def unknown_choice(group: str, value: object, choices: Sequence[str]) -> ConfigE
     return ConfigError("no such choice", key=group, value=value, nearest=close, hint=hint)
 
 
-def wrong_type(key: str, value: object) -> ConfigError:
+def wrong_type(key: str, problem: str = "wrong type", value: object = None) -> ConfigError:
     """Return the error for a value that is not of its key's type."""
     hint = schema_keys().get(key)
-    return ConfigError(
-        "wrong type", key=key, value=value, hint=f"it takes {describe(hint)}" if hint is not None else ""
-    )
+    return ConfigError(problem, key=key, value=value, hint=f"it takes {describe(hint)}" if hint is not None else "")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -166,5 +164,5 @@ def _check_key(text: str, override: Override, values: list[Any], keys: dict[str,
         try:
             OmegaConf.update(schema.copy(), key, value, merge=True)
         except OmegaConfBaseException:
-            raise wrong_type(key, value) from None
+            raise wrong_type(key, value=value) from None
     return text.lstrip("+")

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import hydra
+import msgspec
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
+from omegaconf import OmegaConf
+
+from treadle.conf.errors import ConfigError
+from treadle.conf.load import compose, model_overrides
+from treadle.conf.schema import GROUPS, Deployment
+
+
+def refused(*overrides: str, config_dir=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides, config_dir)
+    return str(caught.value)
+
+
+def test_default_is_the_packaged_model_with_nothing_to_fill_in():
+    deployment = compose()
+    assert deployment.model.name == "smollm2"
+    assert deployment.model.package is not None
+    assert deployment.model.package.version == "0.1.2"
+    assert (deployment.kv.page_tokens, deployment.scheduler.max_num_seqs, deployment.serve.port) == (16, 32, 8000)
+
+
+def test_groups_and_keys_are_laid_over_each_other():
+    deployment = compose(["preset=laptop", "passes=reference", "kv.page_tokens=32", "scheduler.max_num_seqs=4"])
+    assert deployment.model.max_len == 4096
+    assert deployment.kv.memory == "512MiB"
+    assert deployment.kv.page_tokens == 32
+    assert deployment.scheduler.max_num_seqs == 4
+    assert deployment.passes.kernels == "reference"
+    assert not deployment.passes.compile
+    assert not deployment.passes.fuse_projections
+
+
+def test_the_result_is_frozen_through_and_travels_between_processes():
+    deployment = compose(["model.allow_unused=[a,b]", "model.config.rope_theta=2.5"])
+    assert deployment.model.allow_unused == ("a", "b")
+    assert isinstance(deployment.passes.order, tuple)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        deployment.model.max_len = 3  # type: ignore[misc]
+    assert msgspec.json.decode(msgspec.json.encode(deployment), type=Deployment) == deployment
+
+
+def test_auto_may_be_said_where_null_means_it():
+    deployment = compose(["preset=laptop", "model.max_len=auto", "hardware.threads=auto"])
+    assert deployment.model.max_len is None
+    assert deployment.hardware.threads is None
+
+
+def test_keys_of_the_free_mapping_need_no_plus():
+    config = compose(["model=llama3-8b", "model.config.hidden_size=64", "model.config.new={a: [1, 2]}"]).model.config
+    assert config["hidden_size"] == 64
+    assert config["new"] == {"a": [1, 2]}
+    assert config["model_type"] == "llama"
+    assert "rope_scaling" not in compose(["model=llama3-8b", "~model.config.rope_scaling"]).model.config
+
+
+@pytest.mark.parametrize("model", ["smollm2", "llama3-8b", "qwen3-0.6b", "gemma3-270m"])
+def test_every_shipped_model_composes(model):
+    assert compose([f"model={model}"]).model.name == model
+
+
+def test_a_model_of_the_user_is_named_after_its_path():
+    assert compose(["model=hf", "model.path=/data/My-Model"]).model.name == "My-Model"
+    assert compose(["model=hf", "model.path=/data/a.Q8_0.gguf"]).model.name == "a.Q8_0"
+    assert compose(["model=hf", "model.path=/data/a", "model.name=b"]).model.name == "b"
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("kv.page_token=32", "kv.page_tokens"),
+        ("model.pth=x", "model.path"),
+        ("modle=smollm2", "model"),
+        ("model=smollm3", "model=smollm2"),
+        ("passes=defaults", "passes=default"),
+        ("preset=laptp", "preset=laptop"),
+        ("port=80", "serve.port"),
+        ("prot=80", "serve.port"),
+        ("hardware.max_len=8", "model.max_len"),
+        ("model.dtype=fp16", "model.dtype=float16"),
+        ("passes.quantize=int4", "passes.quantize=int8"),
+        ("kv.page_tokens=24", "kv.page_tokens=32"),
+        ("kv.memory=2Q", "kv.memory=2GiB"),
+        ("serve.port=70000", "serve.port=65535"),
+        ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs=1"),
+        ("scheduler.max_num_seqs=600", "scheduler.max_step_tokens=600"),
+        ("passes.order=[quantise,place_state]", "quantize"),
+        ("model=hf", "model=hf model.path=DIR"),
+        ("+kv.page_token=32", "kv.page_tokens"),
+        ("model.package.sha=1", "model.package.sha256"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_nearest_thing_that_works(override, nearest):
+    message = refused(override)
+    assert f"did you mean {nearest}" in message or f"or {nearest}?" in message
+    assert override.lstrip("+").split("=")[0].split(".")[0] in message or "scheduler" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("kv.page_tokens=many", "an integer"),
+        ("kv.page_tokens=1.5", "an integer"),
+        ("serve.drain_s=soon", "a number"),
+        ("kv.prefix_cache=maybe", "true or false"),
+        ("model.max_len=[1]", "an integer or null"),
+        ("passes.order=quantize", "a list"),
+        ("model.config=3", "a mapping"),
+        ("kv=3x", "kv has default"),
+        ("kv.page_tokens=8,16", "-m"),
+        ("~kv.memory", "set it"),
+        ("serve.api_key=a=b,c", "quote"),
+        ("nonsense", "group=choice"),
+    ],
+)
+def test_a_wrong_value_is_told_what_the_key_takes(override, wanted):
+    assert wanted in refused(override)
+
+
+def test_both_values_of_an_impossible_combination_are_named():
+    message = refused("passes=reference", "passes.quantize=int8")
+    assert "passes.quantize=int8" in message
+    assert "passes.kernels=auto" in message
+
+
+def test_random_weights_need_a_shape():
+    assert "model.config" in refused("model=hf", "model.weights=dummy")
+
+
+def test_a_folder_of_the_user_brings_choices_presets_and_families(tmp_path):
+    for name, text in {
+        "model/mine.yaml": "name: mine\nweights: dummy\nconfig: {model_type: llama}\n",
+        "model/family/odd.yaml": "extends: llama\n",
+        "preset/both.yaml": (
+            "# @package _global_\ndefaults:\n  - override /model: mine\n  - override /passes: reference\n"
+            "kv:\n  page_tokens: 64\n"
+        ),
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    deployment = compose(["preset=both", "serve.port=1"], tmp_path)
+    assert (deployment.model.name, deployment.kv.page_tokens, deployment.passes.compile) == ("mine", 64, False)
+    assert deployment.model.families == (str(tmp_path / "model" / "family"),)
+    assert "preset=both" in refused("preset=bth", config_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("page_token: 3\n", "kv.page_tokens"),
+        ("page_tokens: many\n", "an integer"),
+        ("page_tokens: 3\n", "power of two"),
+        ("page_tokens: [\n", "YAML"),
+    ],
+)
+def test_a_mistake_in_a_file_of_the_user_is_no_different(tmp_path, text, part):
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / "mine.yaml").write_text(text)
+    assert part in refused("kv=mine", config_dir=tmp_path)
+
+
+def test_a_wrong_folder_is_named(tmp_path):
+    (tmp_path / "config").mkdir()
+    assert str(tmp_path / "config") in refused(config_dir=tmp_path / "confg")
+
+
+def test_composing_inside_another_hydra_application_leaves_it_alone(tmp_path):
+    (tmp_path / "app.yaml").write_text("answer: 42\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.2"):
+        before, version = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+        with pytest.raises(ConfigError):
+            compose(["kv.page_tokens=3"])
+        assert compose().kv.page_tokens == 16
+        assert GlobalHydra.instance().hydra is before
+        assert VersionBase.instance().getbase() == version
+        assert hydra.compose("app") == OmegaConf.create({"answer": 42})
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_composing_imports_no_torch():
+    code = "import sys; from treadle.conf.load import compose; compose(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
+
+
+def test_names_paths_and_files_become_overrides(tmp_path):
+    folder = tmp_path / "it's, a=model"
+    folder.mkdir()
+    assert model_overrides("smollm2") == ["model=smollm2"]
+    assert compose(model_overrides(str(folder))).model.path == str(folder)
+    assert compose(model_overrides("x/y.gguf")).model.path == "x/y.gguf"
+
+
+def test_every_key_says_what_it_is():
+    for schema in GROUPS.values():
+        assert all(field.metadata["doc"] for field in dataclasses.fields(schema))
