@@ -1,0 +1,150 @@
+"""A stand-in for a program whose answer depends on every token of the history, as read back from the arena.
+
+It stores (token, position) pairs in pages and hashes them. A wrong page, position, length or order changes the tokens;
+``answer`` computes what they must be without engine, pages or tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.graph.program import StepInputs
+from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV
+from treadle.kernels.backend.cpu import CpuBackend
+from treadle.runtime.engine import Engine, EngineSettings
+from treadle.runtime.request import Output, Request, SamplingParams
+from treadle.runtime.state.arena import Arena, arena_bytes
+
+VOCAB = 24
+PAGE_TOKENS = 4
+KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=2, v_dim=2),), dtype="float32", page_tokens=PAGE_TOKENS)
+_WRITTEN = 1 << 40
+
+
+def fold(state: int, token: int, position: int) -> int:
+    return (state * 31 + token * 7 + position + 1) % 1_000_003
+
+
+def scores(state: int) -> list[float]:
+    return [((state + 1) * (token + 3) * 40503 % 65537) / 65537 * 6 for token in range(VOCAB)]
+
+
+def answer(prompt: list[int], count: int, stops: tuple[int, ...] = ()) -> list[int]:
+    """Return what a greedy request must answer."""
+    state, tokens = 0, []
+    for position, token in enumerate(prompt):
+        state = fold(state, token, position)
+    for _ in range(count):
+        row = scores(state)
+        token = max(range(VOCAB), key=row.__getitem__)
+        tokens.append(token)
+        if token in stops:
+            break
+        state = fold(state, token, len(prompt) + len(tokens) - 1)
+    return tokens
+
+
+class HistoryModel:
+    """An executor over an arena of ``KV`` pages. ``poison``: a token whose presence in a history gives NaN logits."""
+
+    def __init__(self, arena: Arena, poison: int | None = None) -> None:
+        self._cells = arena.bytes.view(torch.int64)
+        self._poison = poison
+        self.fail_at: int | None = None
+        self.steps = 0
+        self.step_tokens: list[int] = []
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        self._check(inputs)
+        self.steps += 1
+        self.step_tokens.append(len(inputs.token_ids))
+        if self.fail_at == self.steps:
+            raise ArithmeticError("the program broke")
+        for token, position, row in zip(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.seq_ids.tolist()):
+            if position >= 0:
+                self._cells[self._at(inputs.page_table, row, position)] = _WRITTEN + position * VOCAB + token
+        logits = [self._logits(inputs, index) for index in inputs.logit_rows.tolist()]
+        return torch.tensor(logits, dtype=torch.float32).view(-1, VOCAB)
+
+    def _logits(self, inputs: StepInputs, index: int) -> list[float]:
+        row, position = int(inputs.seq_ids[index]), int(inputs.positions[index])
+        if position < 0:
+            return [0.0] * VOCAB
+        assert position < int(inputs.kv_lens[row])
+        state = 0
+        for each in range(position + 1):
+            cell = int(self._cells[self._at(inputs.page_table, row, each)])
+            assert cell >= _WRITTEN, "a history has a hole"
+            stored, token = divmod(cell - _WRITTEN, VOCAB)
+            if token == self._poison:
+                return [float("nan")] * VOCAB
+            state = fold(state, token, stored)
+        return scores(state)
+
+    @staticmethod
+    def _at(page_table: Tensor, row: int, position: int) -> int:
+        page = int(page_table[row, position // PAGE_TOKENS])
+        assert page > 0, "a token belongs to the scratch page"
+        return page * UNIT_BYTES // 8 + position % PAGE_TOKENS
+
+    @staticmethod
+    def _check(inputs: StepInputs) -> None:
+        num_seqs, num_tokens = len(inputs.kv_lens), len(inputs.token_ids)
+        assert inputs.q_starts.tolist()[0] == 0
+        assert inputs.q_starts.tolist()[-1] == num_tokens
+        assert inputs.page_table.shape[0] == num_seqs == len(inputs.q_starts) - 1
+        assert inputs.token_ids.dtype == inputs.positions.dtype == inputs.logit_rows.dtype == torch.int64
+        assert inputs.seq_ids.dtype == inputs.q_starts.dtype == inputs.kv_lens.dtype == torch.int32
+        assert inputs.page_table.dtype == torch.int32
+        for row, (begin, end) in enumerate(zip(inputs.q_starts[:-1].tolist(), inputs.q_starts[1:].tolist())):
+            assert set(inputs.seq_ids[begin:end].tolist()) == {row}
+            length = int(inputs.kv_lens[row])
+            expected = list(range(length - (end - begin), length)) if length else [-1] * (end - begin)
+            assert inputs.positions[begin:end].tolist() == expected
+
+
+class Bench:
+    """An engine over a HistoryModel, and what came out of it."""
+
+    def __init__(self, *, num_pages: int = 64, poison: int | None = None, **settings: object) -> None:
+        backend = CpuBackend(threads=1)
+        self.arena = Arena(backend, arena_bytes(KV, num_pages), scratch_bytes=KV.page_bytes)
+        self.model = HistoryModel(self.arena, poison)
+        options = {"max_len": 256, "max_num_seqs": 4, "max_step_tokens": 16} | settings
+        self.engine = Engine(
+            executor=self.model, backend=backend, arena=self.arena, kv=KV, settings=EngineSettings(**options)
+        )
+        self.outputs: dict[str, list[Output]] = {}
+
+    def add(self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), **params: object) -> None:
+        options = {"temperature": 0.0, "max_tokens": 8} | params
+        self.engine.add(Request(id=name, prompt=prompt, params=SamplingParams(**options), eos_ids=eos_ids))
+
+    def step(self) -> list[Output]:
+        outputs = self.engine.step()
+        for output in outputs:
+            self.outputs.setdefault(output.id, []).append(output)
+        return outputs
+
+    def run(self, limit: int = 2000) -> Bench:
+        """Step until nothing is left to do."""
+        while self.engine.has_work:
+            self.step()
+            limit -= 1
+            assert limit, "no progress"
+        return self
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs[name] for token in output.token_ids]
+
+    def reason(self, name: str) -> str | None:
+        reasons = [output.finish_reason for output in self.outputs[name]]
+        assert all(reason is None for reason in reasons[:-1])
+        return reasons[-1]
+
+    def close(self) -> None:
+        """End the engine after checking that it is empty: whatever is not free can be evicted at once."""
+        stats = self.engine.stats()
+        assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
+        self.engine.close()

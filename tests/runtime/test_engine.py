@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from history_model import KV, PAGE_TOKENS, VOCAB, Bench, answer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treadle.kernels.backend.cpu import CpuBackend
+from treadle.runtime.engine import EngineDied, EngineSettings
+from treadle.runtime.request import Abort, RequestError
+from treadle.runtime.scheduler import QueueFull
+from treadle.runtime.state.arena import Arena, ArenaError
+
+POISON = VOCAB - 1
+tokens = st.integers(0, POISON - 1)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("max_step_tokens", [4, 7, 64])
+def test_requests_together_answer_as_alone(overlap: bool, max_step_tokens: int) -> None:
+    prompts = {f"r{n}": [(n * 5 + i * i) % VOCAB for i in range(1 + 3 * n)] for n in range(9)}
+    bench = Bench(overlap=overlap, max_step_tokens=max_step_tokens)
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, max_tokens=5 + len(prompt) % 4)
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == answer(prompt, 5 + len(prompt) % 4)
+        assert bench.reason(name) == "length"
+    assert max(bench.model.step_tokens) <= max_step_tokens
+    bench.close()
+
+
+def test_overlap_launches_a_step_before_it_collects_the_last() -> None:
+    bench = Bench()
+    bench.add("a", [1, 2, 3], max_tokens=3)
+    assert bench.step() == []
+    assert [output.token_ids for output in bench.step()] == [answer([1, 2, 3], 1)]
+    bench.run()
+    # Length is known ahead: no row is computed for nothing.
+    assert sum(bench.model.step_tokens) == 3 + 2
+    bench.close()
+
+
+def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
+    bench = Bench(overlap=False, max_step_tokens=8)
+    bench.add("short", [1, 2], max_tokens=12)
+    bench.step()
+    bench.add("long", list(range(20)) * 2, max_tokens=1)
+    for _ in range(6):
+        assert [output.id for output in bench.step()][0] == "short"
+    bench.run()
+    bench.close()
+
+
+def test_end_of_sequence_and_stop_ids() -> None:
+    prompt = [3, 1, 4]
+    expected = answer(prompt, 12)
+    assert len(set(expected[:6])) > 3
+    end = expected[4]
+    cut = expected[: expected.index(end) + 1]
+    bench = Bench()
+    bench.add("eos", prompt, eos_ids=(end,), max_tokens=12)
+    bench.add("stop", prompt, stop_token_ids=(end,), max_tokens=12)
+    bench.add("ignore", prompt, eos_ids=(end,), ignore_eos=True, max_tokens=12)
+    bench.run()
+    assert bench.tokens("eos") == bench.tokens("stop") == cut
+    assert bench.tokens("ignore") == expected
+    assert [bench.reason(name) for name in ("eos", "stop", "ignore")] == ["stop", "stop", "length"]
+    assert bench.outputs["eos"][-1].stop_reason is None
+    assert bench.outputs["stop"][-1].stop_reason == end
+    assert bench.engine.stats().finished == {"stop": 2, "length": 1}
+    bench.close()
+
+
+def test_min_tokens_forbids_the_end() -> None:
+    prompt = [3, 1, 4]
+    end = answer(prompt, 1)[0]
+    bench = Bench()
+    bench.add("a", prompt, eos_ids=(end,), min_tokens=6, max_tokens=9)
+    bench.run()
+    found = bench.tokens("a")
+    assert end not in found[:6]
+    assert len(found) >= 6
+    assert found[0] != end
+    bench.close()
+
+
+def test_a_conversation_hits_the_prefix_cache_generated_tokens_included() -> None:
+    prompt = list(range(10))
+    bench = Bench()
+    bench.add("first", prompt, max_tokens=8)
+    bench.run()
+    longer = prompt + bench.tokens("first") + [5, 6]
+    bench.add("second", longer)
+    bench.run()
+    assert bench.tokens("second") == answer(longer, 8)
+    # 17 of the 18 tokens were computed; 4 pages are full.
+    assert bench.outputs["second"][0].num_cached_tokens == 16
+    stats = bench.engine.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (30, 16)
+    bench.close()
+
+
+def test_equal_prompts_of_one_step_are_computed_once() -> None:
+    prompt = [i % VOCAB for i in range(32)]
+    bench = Bench(max_step_tokens=64)
+    for name in "abcd":
+        bench.add(name, prompt, max_tokens=4)
+    bench.run()
+    for name in "abcd":
+        assert bench.tokens(name) == answer(prompt, 4)
+    # The last page of the others is computed again, for its logits.
+    assert bench.model.step_tokens[0] == 32 + 3 * PAGE_TOKENS
+    bench.close()
+
+
+def test_the_whole_prompt_is_never_taken_from_the_cache() -> None:
+    prompt = list(range(8))
+    bench = Bench()
+    for name in ("cold", "warm"):
+        bench.add(name, prompt)
+        bench.run()
+    assert bench.tokens("cold") == bench.tokens("warm") == answer(prompt, 8)
+    assert bench.outputs["warm"][0].num_cached_tokens == 4
+    bench.close()
+
+
+def test_without_prefix_cache_nothing_is_kept() -> None:
+    bench = Bench(prefix_cache=False)
+    for name in ("a", "b"):
+        bench.add(name, list(range(12)))
+        bench.run()
+    assert bench.tokens("a") == bench.tokens("b")
+    assert bench.engine.stats().prefix_hit_tokens == 0
+    bench.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("num_pages", [9, 13, 20])
+def test_preemption_changes_no_token_and_everyone_finishes(overlap: bool, prefix_cache: bool, num_pages: int) -> None:
+    prompts = {f"r{n}": [(n * 7 + i) % VOCAB for i in range(8)] for n in range(8)}
+    bench = Bench(num_pages=num_pages, overlap=overlap, prefix_cache=prefix_cache)
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, max_tokens=24)
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == answer(prompt, 24)
+    stats = bench.engine.stats()
+    assert stats.preemptions > 0
+    # Hysteresis: being pushed out and coming back is not the ordinary state.
+    assert stats.preemptions <= 3 * len(prompts)
+    bench.close()
+
+
+def test_the_oldest_always_advances() -> None:
+    bench = Bench(num_pages=9, overlap=False)
+    for n in range(4):
+        bench.add(f"r{n}", [n, n + 1, n + 2, n + 3], max_tokens=30)
+    done: list[str] = []
+    while bench.engine.has_work:
+        before = len(bench.outputs.get("r0", []))
+        done += [output.id for output in bench.step() if output.finish_reason]
+        assert "r0" in done or len(bench.outputs["r0"]) == before + 1
+    assert done == ["r0", "r1", "r2", "r3"]
+    bench.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_abort_frees_slot_and_pages_within_a_step(overlap: bool) -> None:
+    bench = Bench(overlap=overlap)
+    for n in range(6):
+        bench.add(f"r{n}", [n] * 20, max_tokens=100)
+    for _ in range(10):
+        bench.step()
+    for n in range(6):
+        bench.engine.abort(Abort(id=f"r{n}"))
+    outputs = bench.step()
+    assert sorted((output.id, output.finish_reason) for output in outputs) == [(f"r{n}", "abort") for n in range(6)]
+    stats = bench.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
+    assert not bench.engine.has_work
+    assert bench.step() == []
+    bench.close()
+
+
+def test_an_abort_keeps_only_the_tokens_that_count() -> None:
+    prompt = [1, 2, 3, 4]
+    bench = Bench()
+    bench.add("a", prompt, max_tokens=40)
+    while len(bench.outputs.get("a", [])) < 20:
+        bench.step()
+    bench.engine.abort(Abort(id="a", keep=9))
+    bench.run()
+    assert bench.reason("a") == "stop"
+    bench.add("b", prompt + answer(prompt, 30), max_tokens=4)
+    bench.run()
+    assert bench.outputs["b"][0].num_cached_tokens == 12
+    assert bench.tokens("b") == answer(prompt + answer(prompt, 30), 4)
+    bench.close()
+
+
+def test_aborting_what_is_not_there_is_harmless() -> None:
+    bench = Bench()
+    bench.engine.abort(Abort(id="nobody"))
+    assert not bench.engine.has_work
+    bench.close()
+
+
+def test_logits_that_are_not_finite_end_their_request_only() -> None:
+    bench = Bench(poison=POISON)
+    bench.add("good", [1, 2, 3], eos_ids=(POISON,), max_tokens=20)
+    bench.add("bad", [1, 2, 3, 4, POISON, 5, 6, 7, 8, 9])
+    bench.run()
+    assert bench.tokens("good") == answer([1, 2, 3], 20, (POISON,))
+    assert bench.reason("bad") == "error"
+    assert bench.tokens("bad") == []
+    assert "not finite" in (bench.outputs["bad"][-1].error or "")
+    bench.add("again", [1, 2, 3, 4, POISON, 5, 6, 7, 8, 9])
+    bench.run()
+    # Pages that gave NaN are not offered to others.
+    assert bench.outputs["again"][-1].num_cached_tokens == 0
+    bench.close()
+
+
+def test_a_failing_program_ends_the_engine_with_its_cause() -> None:
+    bench = Bench()
+    bench.model.fail_at = 3
+    bench.add("a", [1, 2, 3])
+    with pytest.raises(EngineDied, match="the program broke") as caught:
+        bench.run()
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    with pytest.raises(EngineDied):
+        bench.step()
+    bench.engine.close()
+
+
+def test_requests_that_can_never_run_are_refused() -> None:
+    bench = Bench(num_pages=5)
+    fits = 5 * PAGE_TOKENS
+    with pytest.raises(RequestError, match="empty") as caught:
+        bench.add("a", [])
+    assert caught.value.field == "prompt"
+    with pytest.raises(RequestError, match=f"at most {fits - 1}"):
+        bench.add("a", [1] * fits)
+    with pytest.raises(RequestError, match="at most 10") as caught:
+        bench.add("a", [1] * 10, max_tokens=11)
+    assert caught.value.field == "max_tokens"
+    with pytest.raises(RequestError, match="at most 32"):
+        bench.add("a", [1], eos_ids=tuple(range(33)))
+    bench.add("a", [1] * 10, max_tokens=10)
+    with pytest.raises(RequestError, match="is running"):
+        bench.add("a", [1])
+    bench.run()
+    assert len(bench.tokens("a")) == 10
+    bench.add("open", [1] * 10, max_tokens=None)
+    bench.run()
+    assert len(bench.tokens("open")) == 10
+    bench.close()
+
+
+def test_a_full_queue_refuses_and_the_others_finish() -> None:
+    bench = Bench(max_num_seqs=2, max_queue=3)
+    for n in range(5):
+        bench.add(f"r{n}", [n, 1, 2])
+    with pytest.raises(QueueFull, match="max_queue=3"):
+        bench.add("late", [1])
+    bench.run()
+    bench.add("late", [1])
+    bench.run()
+    assert bench.tokens("late") == answer([1], 8)
+    bench.close()
+
+
+def test_settings_that_contradict_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_step_tokens=8"):
+        EngineSettings(max_len=64, max_num_seqs=8, max_step_tokens=4)
+    with pytest.raises(ArenaError):
+        Arena(CpuBackend(threads=1), KV.page_bytes - 1, scratch_bytes=KV.page_bytes)
+    with pytest.raises(ArenaError):
+        Bench(num_pages=0)
+
+
+def test_leaked_pages_are_named_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(num_pages=16)
+    scheduler = bench.engine._scheduler
+    scheduler.allocator.take(3, "culprit")
+    bench.add("a", list(range(12)))
+    bench.step()
+    scheduler.tree.lock(scheduler.running[0].node)  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR):
+        bench.run()
+    assert "culprit leaked 3 pages" in caplog.text
+    assert "request a leaked 3 pages" in caplog.text
+    assert bench.engine.stats().pages_used == 0
+    assert scheduler.allocator.free + scheduler.tree.evictable == 16
+    bench.add("b", list(range(12)))
+    bench.run()
+    assert bench.tokens("b") == bench.tokens("a")
+    bench.close()
+
+
+def test_queue_time_and_counters() -> None:
+    bench = Bench(max_num_seqs=1)
+    for name in "ab":
+        bench.add(name, [1, 2, 3], max_tokens=4)
+    assert bench.engine.stats().num_waiting == 2
+    bench.run()
+    for name in "ab":
+        first, *rest = bench.outputs[name]
+        assert first.queue_s is not None
+        assert all(output.queue_s is None for output in rest)
+    stats = bench.engine.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.computed_tokens) == (6, 8, 12)
+    assert stats.steps == 8
+    assert stats.pages_total == 64
+    bench.close()
+
+
+def test_the_same_seed_gives_the_same_tokens_in_any_company() -> None:
+    hot = {"temperature": 1.3, "top_p": 0.95, "max_tokens": 16}
+    alone = Bench()
+    alone.add("a", [1, 2, 3], seed=7, **hot)
+    alone.run()
+    crowd = Bench(num_pages=14, overlap=False)
+    crowd.add("x", [4] * 9, max_tokens=16)
+    crowd.add("a", [1, 2, 3], seed=7, **hot)
+    crowd.add("y", [5] * 9, temperature=0.7, top_k=5, max_tokens=16, logprobs=2)
+    crowd.add("other", [1, 2, 3], seed=8, **hot)
+    crowd.run()
+    assert crowd.engine.stats().preemptions > 0
+    assert crowd.tokens("a") == alone.tokens("a")
+    assert crowd.tokens("other") != alone.tokens("a")
+    assert [len(output.logprobs or []) for output in crowd.outputs["y"] if output.token_ids] == [1] * 16
+    for bench in (alone, crowd):
+        bench.close()
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[tuple[str, object]]:
+    """Requests, aborts and steps in any order. Prompts share beginnings, so that the tree is used."""
+    stems = draw(st.lists(st.lists(tokens, min_size=1, max_size=14), min_size=1, max_size=3))
+    script: list[tuple[str, object]] = []
+    for n in range(draw(st.integers(1, 8))):
+        prompt = draw(st.sampled_from(stems)) + draw(st.lists(tokens, max_size=8))
+        script.append(("add", (f"r{n}", prompt, draw(st.integers(1, 18)), draw(st.frozensets(tokens, max_size=2)))))
+        script += [("step", None)] * draw(st.integers(0, 5))
+        if draw(st.booleans()):
+            keep = draw(st.none() | st.integers(0, 6))
+            script.append(("abort", (f"r{draw(st.integers(0, n))}", keep)))
+    return script
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    script=scripts(),
+    num_pages=st.integers(10, 30),
+    max_num_seqs=st.integers(1, 4),
+    max_step_tokens=st.integers(4, 24),
+    overlap=st.booleans(),
+    prefix_cache=st.booleans(),
+)
+def test_any_schedule_gives_right_tokens_and_leaks_nothing(
+    script: list[tuple[str, object]],
+    num_pages: int,
+    max_num_seqs: int,
+    max_step_tokens: int,
+    overlap: bool,
+    prefix_cache: bool,
+) -> None:
+    bench = Bench(
+        num_pages=num_pages,
+        max_num_seqs=max_num_seqs,
+        max_step_tokens=max_step_tokens,
+        overlap=overlap,
+        prefix_cache=prefix_cache,
+    )
+    expected: dict[str, list[int]] = {}
+    aborted: set[str] = set()
+    for action, argument in script:
+        if action == "add":
+            name, prompt, count, stops = argument  # type: ignore[misc]
+            bench.add(name, prompt, max_tokens=count, eos_ids=tuple(stops))
+            expected[name] = answer(prompt, count, tuple(stops))
+        elif action == "abort":
+            name, keep = argument  # type: ignore[misc]
+            if name in bench.engine._sequences:
+                aborted.add(name)
+            bench.engine.abort(Abort(id=name, keep=keep))
+        else:
+            bench.step()
+    bench.run()
+    for name, whole in expected.items():
+        found = bench.tokens(name)
+        assert found == whole[: len(found)]
+        if name not in aborted:
+            assert found == whole
+            assert bench.reason(name) in ("stop", "length")
+    scheduler = bench.engine._scheduler
+    assert scheduler.free_slots == max_num_seqs
+    scheduler.tree.clear()
+    assert scheduler.allocator.free == num_pages
+    assert scheduler.allocator.num_refs == 0
+    bench.close()
