@@ -120,6 +120,8 @@ class Output(msgspec.Struct, kw_only=True, tag=True):
     stop_reason: int | None = None
     """the token id that stopped it, when it was not the model's end of sequence"""
     error: str | None = None
+    refused: bool = False
+    """the error is the request's own fault"""
     num_cached_tokens: int = 0
     """prompt tokens that came from the prefix cache"""
     queue_s: float | None = None

@@ -119,7 +119,8 @@ class Loop:
             try:
                 self._engine.add(message)
             except RequestError as error:
-                replies.append(Output(id=message.id, token_ids=[], finish_reason="error", error=str(error)))
+                refusal = Output(id=message.id, token_ids=[], finish_reason="error", error=str(error), refused=True)
+                replies.append(refusal)
             except Exception as error:
                 traceback.print_exc()
                 text = f"{type(error).__name__}: {error}"

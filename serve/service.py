@@ -48,7 +48,9 @@ class Answer:
         if delta.abort is not None:
             self._stream.close(delta.abort.keep)
         if delta.finish_reason == "error":
-            raise ApiError(500, delta.error or "the engine could not finish this request", code="engine_error")
+            message = delta.error or "the engine could not finish this request"
+            refused = any(output.refused for output in outputs)
+            raise ApiError(400 if refused else 500, message, code="invalid_value" if refused else "engine_error")
         return delta
 
     def close(self) -> None:

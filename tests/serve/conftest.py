@@ -1,0 +1,119 @@
+"""Servers over real sockets, with an engine that repeats its prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+FAKE = Path(__file__).with_name("fake.py")
+
+
+class FakeServer:
+    """One server process; ``url`` waits until it is ready."""
+
+    def __init__(self, **options: object) -> None:
+        command = [sys.executable, str(FAKE), "serve", json.dumps(options)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if " answers at " in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        assert self._ready.wait(30), self.output
+        found = re.search(r"answers at (http://[\d.]+:\d+)/v1", self.output)
+        assert found, self.output
+        return found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def engine_pid(self) -> int:
+        """Wait for the engine process and return its id."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for _ in range(500):
+            for pid in children.read_text().split():
+                if "engine" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    return int(pid)
+            time.sleep(0.01)
+        raise AssertionError("no engine process")
+
+    def wait_line(self, text: str) -> None:
+        deadline = time.monotonic() + 20
+        while text not in self.output:
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+
+    def gauge(self, name: str) -> float:
+        """Return a metric's value, summed over its labels."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"no metric {name}"
+        return sum(map(float, values))
+
+    def wait_exit(self, timeout_s: float) -> int:
+        code = self.process.wait(timeout_s)
+        self._reader.join()
+        return code
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.wait_exit(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[FakeServer]:
+    """One quick server for all tests that leave it as it was."""
+    server = FakeServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., FakeServer]]:
+    """Start servers of one's own."""
+    servers: list[FakeServer] = []
+
+    def make(**options: object) -> FakeServer:
+        servers.append(FakeServer(**options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.kill()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
