@@ -10,11 +10,19 @@ Rows at position -1 write nothing.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from treadle.graph.state import UNIT_BYTES
-from treadle.kernels.registry import register_reference
+from treadle.kernels import native
+from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def elements(
@@ -66,4 +74,67 @@ def cache_write(
     cache[values] = v[live]
 
 
+def rows_contiguous(x: Tensor) -> Tensor:
+    """Return ``x`` [T, H, D], copied only if a row's H * D elements are not contiguous (rows may be a slice)."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+@functools.cache
+def _entry() -> Callable[..., None]:
+    p, n, i = native.POINTER, native.LONG, native.INT
+    types = (p, n, p, n, p, p, n, p, p, p, n, n, n, n, n, n, i)
+    return native.function("cache_write", "treadle_cache_write", types)
+
+
+def cache_write_cpp(
+    k: Tensor,
+    v: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    seq_ids: Tensor,
+    positions: Tensor,
+    layer_offset: Tensor,
+    page_tokens: int,
+) -> None:
+    """Write ``k`` and ``v`` into the arena, in one pass over both. Shapes: as ``cache_write``."""
+    assert page_table.dtype is seq_ids.dtype is torch.int32
+    assert positions.dtype is layer_offset.dtype is torch.int64
+    k, v = rows_contiguous(k), rows_contiguous(v)
+    tokens, kv_heads, k_dim = k.shape
+    _entry()(
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        arena.data_ptr(),
+        page_table.data_ptr(),
+        page_table.stride(0),
+        seq_ids.data_ptr(),
+        positions.data_ptr(),
+        layer_offset.data_ptr(),
+        page_tokens,
+        tokens,
+        kv_heads,
+        k_dim,
+        v.shape[2],
+        k.element_size(),
+        torch.get_num_threads(),
+    )
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    same = dtype_of(target, attrs, "k") == dtype_of(target, attrs, "v")
+    return target.device == "cpu" and same and native.usable("cache_write")
+
+
 register_reference("cache_write", cache_write, inline=False)
+register(
+    Kernel(
+        op="cache_write",
+        name="cache_write.cpp",
+        function=define_opaque("cache_write", "cpp", cache_write_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+    )
+)

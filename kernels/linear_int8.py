@@ -3,8 +3,8 @@
     y = x (weight * scale)^T + b
 
 Weight-only and symmetric: the activations are not quantised, and accumulation is in fp32. For a few rows of x the C++
-kernel converts the weight in registers, bound by reading it once; for more it is dequantised block by block to the dtype
-of x, while the block is in the cache, for torch's product.
+kernel converts the weight in registers, bound by reading it once; for more it is dequantised block by block to the
+dtype of x, while the block is in the cache, for torch's product.
 """
 
 from __future__ import annotations

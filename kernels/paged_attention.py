@@ -6,12 +6,20 @@ of a sequence are its last n tokens: query i stands at position kv_len - n + i.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.attention import attend
-from treadle.kernels.cache_write import elements
-from treadle.kernels.registry import register_reference
+from treadle.kernels.cache_write import elements, rows_contiguous
+from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def paged_attention(
@@ -53,4 +61,75 @@ def paged_attention(
     return out
 
 
+@functools.cache
+def _entry() -> Callable[..., None]:
+    p, n, i, f = native.POINTER, native.LONG, native.INT, native.FLOAT
+    types = (i, p, n, p, p, p, n, p, p, p, p, n, n, n, n, n, n, n, f, n, f, i)
+    return native.function("paged_attention", "treadle_paged_attention", types)
+
+
+def paged_attention_cpp(
+    q: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    layer_offset: Tensor,
+    sinks: Tensor | None,
+    page_tokens: int,
+    kv_heads: int,
+    v_dim: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Return ``paged_attention``'s result by the C++ kernel. Shapes: as ``paged_attention``."""
+    assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
+    assert layer_offset.dtype is torch.int64
+    q = rows_contiguous(q)
+    tokens, heads, k_dim = q.shape
+    out = torch.empty((tokens, heads, v_dim), dtype=q.dtype)
+    # Kept by a name until the call is over: its pointer is all that C++ has.
+    extra = None if sinks is None else sinks.float().contiguous()
+    _entry()(
+        native.DTYPES[q.dtype],
+        q.data_ptr(),
+        q.stride(0),
+        out.data_ptr(),
+        arena.data_ptr(),
+        page_table.data_ptr(),
+        page_table.stride(0),
+        q_starts.data_ptr(),
+        kv_lens.data_ptr(),
+        layer_offset.data_ptr(),
+        None if extra is None else extra.data_ptr(),
+        kv_lens.shape[0],
+        tokens,
+        heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        page_tokens,
+        scale,
+        window,
+        softcap,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and dtype_of(target, attrs, "q") in native.DTYPES and native.usable("paged_attention")
+
+
 register_reference("paged_attention", paged_attention, inline=False)
+register(
+    Kernel(
+        op="paged_attention",
+        name="paged_attention.cpp",
+        function=define_opaque("paged_attention", "cpp", paged_attention_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+    )
+)
