@@ -81,7 +81,7 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
     from importlib import import_module
 
     from treadle.graph.resolve import resolve
-    from treadle.serve.progress import PhaseBars
+    from treadle.runtime.progress import PhaseBars
 
     assert arguments.command is not None
     with PhaseBars() as bars:

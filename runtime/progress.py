@@ -1,4 +1,4 @@
-"""Progress bars for phases that take over a second: downloads, loading, compiling."""
+"""Progress bars for what takes over a second: downloads, loading, compiling, generating."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 _PATIENCE_S = 1.0
 
@@ -49,3 +49,36 @@ class PhaseBars:
         if self._task is not None:
             amount = f"{100 * done / total:.0f} %" if total else f"{done / 1e6:.0f} MB" if done else ""
             self._progress.update(self._task, completed=done, total=total or None, amount=amount)
+
+
+class AnswerBar:
+    """Prompts done and tokens a second of one call, on standard error; nothing where ``show`` is false."""
+
+    def __init__(self, total: int, show: bool = True) -> None:
+        self._progress = Progress(
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.1f} tok/s"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+        self._task = self._progress.add_task("", total=total, rate=0.0)
+        self._tokens = 0
+        self._since_s = time.monotonic()
+
+    def __enter__(self) -> AnswerBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, num_tokens: int, num_finished: int) -> None:
+        """Count new tokens and finished prompts."""
+        self._tokens += num_tokens
+        rate = self._tokens / max(time.monotonic() - self._since_s, 1e-9)
+        self._progress.update(self._task, advance=num_finished, rate=rate)
