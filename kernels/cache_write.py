@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treadle.graph.state import UNIT_BYTES
 from treadle.kernels import native
-from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -123,8 +123,8 @@ def cache_write_cpp(
 
 
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
-    same = dtype_of(target, attrs, "k") == dtype_of(target, attrs, "v")
-    return target.device == "cpu" and same and native.usable("cache_write")
+    one = len(dtypes_of(target, attrs, "k", "v")) == 1
+    return target.device == "cpu" and one and native.usable("cache_write")
 
 
 register_reference("cache_write", cache_write, inline=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels import native
-from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -59,7 +59,7 @@ def linear_cpp(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     if target.device != "cpu":
         return False
-    dtypes = {dtype_of(target, attrs, argument) for argument in ("x", "weight", "bias")}
+    dtypes = dtypes_of(target, attrs, "x", "weight", "bias")
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels import native
-from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -47,8 +47,8 @@ def quantize_int8(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 def dequantize_int8(weight: Tensor, scale: Tensor, group: int) -> Tensor:
     """Return ``weight * scale`` in fp32. Shapes: weight [N, K]; scale [N, K / group]; result [N, K]."""
-    blocks = weight.float().unflatten(-1, (scale.shape[-1], group))
-    return (blocks * scale.unsqueeze(-1)).flatten(-2)
+    blocks = weight.float().view(*scale.shape, group)
+    return (blocks * scale.unsqueeze(-1)).view(weight.shape)
 
 
 def linear_int8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
@@ -120,7 +120,7 @@ def _by_blocks(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, gr
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     if target.device != "cpu":
         return False
-    dtypes = {dtype_of(target, attrs, argument) for argument in ("x", "bias")}
+    dtypes = dtypes_of(target, attrs, "x", "bias")
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
 
 

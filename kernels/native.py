@@ -80,11 +80,11 @@ def build(source: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Built beside its place and renamed: another process sees all of it or nothing.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            part = Path(folder) / target.name
-            done = subprocess.run([tool, *FLAGS, str(source), "-o", str(part)], capture_output=True, text=True)
+            fresh = Path(folder) / target.name
+            done = subprocess.run([tool, *FLAGS, str(source), "-o", str(fresh)], capture_output=True, text=True)
             if done.returncode:
                 raise KernelBuildError(f"{tool} failed on {source}:\n{done.stderr.strip()[-2000:]}")
-            part.replace(target)
+            fresh.replace(target)
     except OSError as error:
         raise KernelBuildError(f"cannot keep the library of {source.name} under {target.parent}: {error}") from error
     return target

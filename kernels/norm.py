@@ -37,7 +37,7 @@ def norm(
         raise ValueError(f"norm: cast={cast!r} is neither 'after' nor 'before'")
     y = x.float()
     if groups > 1:
-        y = y.unflatten(-1, (groups, x.shape[-1] // groups))
+        y = y.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     if kind == "rms":
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
     elif kind == "layer":
@@ -48,7 +48,7 @@ def norm(
     else:
         raise ValueError(f"norm: kind={kind!r} is not one of 'rms', 'layer', 'l2'")
     if groups > 1:
-        y = y.flatten(-2)
+        y = y.view(x.shape)
     if cast == "after" and kind != "layer":
         y = y.to(x.dtype)
     else:

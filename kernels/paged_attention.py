@@ -16,7 +16,7 @@ from torch import Tensor
 from treadle.kernels import native
 from treadle.kernels.attention import attend
 from treadle.kernels.cache_write import elements, rows_contiguous
-from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -119,7 +119,8 @@ def paged_attention_cpp(
 
 
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
-    return target.device == "cpu" and dtype_of(target, attrs, "q") in native.DTYPES and native.usable("paged_attention")
+    known = dtypes_of(target, attrs, "q") <= native.DTYPES.keys()
+    return target.device == "cpu" and known and native.usable("paged_attention")
 
 
 register_reference("paged_attention", paged_attention, inline=False)

@@ -41,7 +41,7 @@ OP_MODULES = (
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 
-_library = torch.library.Library("treadle_kernels", "DEF")
+_library = torch.library.Library("treadle_kernels", "DEF")  # type: ignore[no-untyped-call]
 _kernels: dict[str, list[Kernel]] = {}
 
 
@@ -112,9 +112,9 @@ def define_opaque(op: str, variant: str, function: Callable[..., Any], device: s
     It has the schema and the shape function of the semantic op, so graphs treat both alike.
     """
     name = f"{op}_{variant}"
-    _library.define(name + ops.SCHEMAS[op])
+    _library.define(name + ops.SCHEMAS[op])  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"treadle_kernels::{name}", ops.SHAPES[op], lib=_library)
-    _library.impl(name, function, device.upper())
+    _library.impl(name, function, device.upper())  # type: ignore[no-untyped-call]
     return getattr(torch.ops.treadle_kernels, name).default  # type: ignore[no-any-return]
 
 
@@ -148,10 +148,10 @@ def named(name: str) -> Kernel:
     return everything[name]
 
 
-def dtype_of(target: Target, attrs: Mapping[str, Any], argument: str) -> torch.dtype:
-    """Return the dtype of a tensor argument: the node's, or the target's model dtype where the node does not say."""
-    found = attrs.get("dtypes", {}).get(argument)
-    return found if found is not None else getattr(torch, target.dtype)  # type: ignore[no-any-return]
+def dtypes_of(target: Target, attrs: Mapping[str, Any], *names: str) -> set[torch.dtype]:
+    """Return the dtypes of those named arguments that are tensors; the model's dtype where the node tells of none."""
+    known = attrs.get("dtypes", {})
+    return {known[name] for name in names if name in known} or {getattr(torch, target.dtype)}
 
 
 def _no_such(kind: str, name: str, known: list[str]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle.kernels import native
 from treadle.kernels.cache_write import cache_write, rows_contiguous
-from treadle.kernels.registry import Kernel, define_opaque, dtype_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 from treadle.kernels.rope import LAYOUTS, rope
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def rope_cache_write_cpp(
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     if target.device != "cpu" or attrs.get("dtypes", {}).get("table", torch.float32) != torch.float32:
         return False
-    dtypes = {dtype_of(target, attrs, argument) for argument in ("q", "k", "v")}
+    dtypes = dtypes_of(target, attrs, "q", "k", "v")
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("cache_write")
 
 
