@@ -64,8 +64,8 @@ format: $(STAMP)  ## put the code into its form
 bench: $(STAMP)  ## measure this machine
 	$(BIN)/python -m treadle.serve.bench $(BENCH)
 
-golden: $(STAMP)  ## write the golden files of the tests anew
-	TREADLE_GOLDEN=write $(BIN)/python -m pytest -q -m golden $(TESTS)
+golden: $(STAMP)  ## write anew what tests compare with
+	$(BIN)/python -m treadle.conf.document > docs/configuration.md
 
 check: lint types contract test  ## all that a change must pass
 

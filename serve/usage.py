@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import resources
-from importlib.resources.abc import Traversable
-
 from rich.console import Console
 from rich.table import Table
 
+from treadle.conf.document import choices
 from treadle.conf.override import PRESET
 from treadle.conf.schema import GROUPS
 from treadle.serve.arguments import COMMON
@@ -47,20 +44,12 @@ def print_help(console: Console, command: Command | None = None) -> None:
             _print_rows(console, "example", [(command.example, "")])
     options = (*(command.options if command else ()), *COMMON)
     _print_rows(console, "options", [(_spell(option), option.summary) for option in options])
-    _print_rows(console, "groups", [(group, ", ".join(choices(group))) for group in (*GROUPS, PRESET)])
+    _print_rows(
+        console, "groups", [(group, ", ".join(name for name, _ in choices(group))) for group in (*GROUPS, PRESET)]
+    )
     _print_rows(console, "keys", list(_USEFUL))
     _print_rows(console, "as in any Hydra application", list(_HYDRA))
     console.print("[dim]All keys: docs/configuration.md, or treadle --cfg job[/]")
-
-
-def choices(group: str) -> list[str]:
-    """Return the names of the YAML files of a group, sorted."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in _files(group))
-
-
-def _files(group: str) -> Iterator[Traversable]:
-    folder = resources.files("treadle.conf") / group
-    return (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def _spell(option: Option) -> str:

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from treadle.graph import machine
+
+
+def test_no_more_than_the_machine_has():
+    assert 1 <= machine.num_cores() <= (os.cpu_count() or 1)
+    assert 1 << 28 < machine.memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.cpu_name()
+
+
+def test_affinity_counts_not_the_machine():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert machine.num_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_containers_quota_counts(monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(machine, "_cgroup", lambda name, controller="": [quota] if name == "cpu.max" else [])
+    assert machine.num_cores() == cores
+
+
+@pytest.mark.parametrize(("limit", "cut"), [("1048576", True), ("max", False), ("9223372036854771712", False)])
+def test_a_containers_memory_limit_counts(monkeypatch, limit, cut):
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(machine, "_cgroup", lambda name, controller="": [limit] if name == "memory.max" else [])
+    assert machine.memory_bytes() == (1048576 if cut else whole)
+
+
+def test_features_are_those_that_kernels_ask_for(monkeypatch):
+    monkeypatch.setattr(machine, "_cpuinfo", lambda: "flags\t\t: fpu avx2 avx512f ht amx_bf16 fma svm avx512_bf16\n")
+    assert machine.cpu_features() == ("amx_bf16", "avx2", "avx512_bf16", "avx512f", "fma")
+    monkeypatch.setattr(machine, "_cpuinfo", lambda: "Features\t: fp asimd i8mm bf16 sve2\n")
+    assert machine.cpu_features() == ("asimd", "bf16", "i8mm", "sve2")
+    monkeypatch.setattr(machine, "_cpuinfo", lambda: "")
+    assert machine.cpu_features() == ()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from treadle.conf.errors import ConfigError
+from treadle.serve.arguments import parse
+
+
+def refused(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split())
+    return str(caught.value)
+
+
+def test_command_overrides_options_and_words_are_taken_apart():
+    found = parse(
+        ["generate", "model=hf", "Once", "upon", "--max-tokens", "7", "model.path=x", "--temperature=0.5", "a time"]
+    )
+    assert found.command is not None
+    assert found.command.name == "generate"
+    assert found.overrides == ["model=hf", "model.path=x"]
+    assert found.options == {"prompt": "Once upon a time", "max_tokens": 7, "temperature": 0.5, "seed": None}
+
+
+def test_after_two_dashes_everything_is_words():
+    assert parse(["generate", "--", "x=1", "--max-tokens"]).options["prompt"] == "x=1 --max-tokens"
+
+
+def test_words_that_only_look_like_overrides_stay_words():
+    assert parse(["generate", "1+1=", "Is a=b?", "-5"]).overrides == []
+    assert parse(["generate", "+model.config.a=1", "~model.config.b"]).overrides == [
+        "+model.config.a=1",
+        "~model.config.b",
+    ]
+
+
+def test_hydras_flags_are_kept_for_hydra():
+    found = parse(["memory", "-m", "kv.page_tokens=8,16", "--config-dir", "mine"])
+    assert found.sweep
+    assert found.hydra == ["--multirun"]
+    assert found.config_dir == "mine"
+    assert parse(["--cfg", "job", "--resolve"]).hydra == ["--cfg", "job", "--resolve"]
+    assert parse(["serve", "-c", "job", "-p", "kv"]).hydra == ["--cfg", "job", "--package", "kv"]
+    assert parse(["serve", "--info", "defaults"]).hydra == ["--info", "defaults"]
+    assert parse(["serve", "--info", "kv.page_tokens=8"]).hydra == ["--info", "all"]
+    assert parse(["-sc", "install=bash"]).hydra == ["--shell-completion"]
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "help", "serve --help", "serve kv.page_tokens=8 -h"])
+def test_help_is_asked_for_in_many_ways(line):
+    assert parse(line.split()).help
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("serv", "did you mean serve"),
+        ("memroy", "did you mean memory"),
+        ("fly", "commands: serve"),
+        ("serve --lok x", "did you mean --lock"),
+        ("serve --port 8000", "no option is called --port"),
+        ("generate --max-token 3 hi", "did you mean --max-tokens"),
+        ("generate hi --max-tokens many", "int"),
+        ("generate hi --max-tokens", "needs a value"),
+        ("serve smollm2", "group=choice"),
+    ],
+)
+def test_a_mistake_names_the_nearest_thing_that_works(line, part):
+    assert part in refused(line)
