@@ -49,7 +49,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
     bench.step()
     bench.add("long", list(range(20)) * 2, max_tokens=1)
     for _ in range(6):
-        assert [output.id for output in bench.step()][0] == "short"
+        assert next(output.id for output in bench.step()) == "short"
     bench.run()
     bench.close()
 
