@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from treadle.graph.ir import Call, Graph, Level, Role, role
-from treadle.graph.weights import Concat, WeightExpr
+from treadle.graph.weights import Concat, Int8, WeightExpr
 from treadle.passes.base import BodyEditor, Pass, rewrite
 
 # which arguments of each op hold weights whose rows are the outputs
@@ -19,7 +19,13 @@ WEIGHT_ARGUMENTS = {"linear": (1, 2), "linear_int8": (1, 2, 3)}
 
 
 def _joined(names: tuple[str, ...], weights: Mapping[str, WeightExpr]) -> WeightExpr:
-    return Concat(tuple(weights[name] for name in names), 0)
+    parts = tuple(weights[name] for name in names)
+    first = parts[0]
+    if isinstance(first, Int8):
+        # rows quantise apart: the quantised join is the join of the quantised, and values and scales load as one pair
+        whole = Concat(tuple(part.part for part in parts if isinstance(part, Int8)), 0)
+        return Int8(whole, first.group, first.what)
+    return Concat(parts, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
