@@ -173,7 +173,7 @@ def _read(family: str, search: Sequence[Path], children: tuple[str, ...] = ()) -
     child: dict[str, Any] = {str(key): value for key, value in tree.items()}
     parent = child.pop("extends", None)
     if parent is None:
-        return _strip_marks(child)
+        return {key: _strip_marks(value) for key, value in child.items()}
     base = _read(str(parent), search, (*children, family))
     base.pop("model_types", None)
     return _merge(base, child)

@@ -104,9 +104,8 @@ class LayerReader:
         op = self._op(data.get("op"), layer, f"{where}.op")
         if op is None and not branches:
             return None
-        return msgspec.structs.replace(
-            self._decode(Sub, {"name": name, **rest}, where), op=op, branches=branches, **self._norms(data, where)
-        )
+        made: Sub = self._decode(Sub, {"name": name, **rest}, where)
+        return msgspec.structs.replace(made, op=op, branches=branches, **self._norms(data, where))
 
     def _branch(self, name: str, data: Any, layer: int, where: str) -> Branch | None:
         data = self._at(data, layer, where, lists=("op",))
@@ -115,7 +114,9 @@ class LayerReader:
             return None
         rest = {key: item for key, item in data.items() if key not in ("pre", "post")}
         norms = {key: self.norm(data.get(key), f"{where}.{key}") for key in ("pre", "post")}
-        made = self._decode(Branch, {"name": name, **rest, "op": self._op_data(data["op"], layer, where)}, where)
+        made: Branch = self._decode(
+            Branch, {"name": name, **rest, "op": self._op_data(data["op"], layer, where)}, where
+        )
         return msgspec.structs.replace(made, op=op, **norms)
 
     def _norms(self, data: Mapping[str, Any], where: str) -> dict[str, Norm | None]:
@@ -124,12 +125,13 @@ class LayerReader:
     def _op(self, name: Any, layer: int, where: str) -> Op | None:
         if name is None or name == "none":
             return None
-        return self._decode(Op, self._op_data(name, layer, where), f"ops.{name}")  # type: ignore[arg-type, no-any-return]
+        made: Op = self._decode(Op, self._op_data(name, layer, where), f"ops.{name}")
+        return made
 
     def _op_data(self, name: Any, layer: int, where: str) -> dict[str, Any]:
         if name not in self._ops:
             raise SpecError("no such op", key=where, value=name, nearest=nearest(str(name), self._ops))
-        data = self._with_tables(self._at(self._ops[name], layer, f"ops.{name}"), layer, f"ops.{name}")
+        data: dict[str, Any] = self._with_tables(self._at(self._ops[name], layer, f"ops.{name}"), layer, f"ops.{name}")
         shared = data.get("shared")
         if data.get("op") == "moe" and isinstance(shared, dict):
             own = {field.encode_name for field in msgspec.structs.fields(Feedforward)} - {"intermediate"}
@@ -173,7 +175,7 @@ class LayerReader:
         return self._made[key]
 
     def _at(self, value: Any, layer: int, where: str, lists: tuple[str, ...] = ()) -> Any:
-        """Return ``value`` as it is in one layer. Keys named by ``lists`` may also hold a bare list, one item a layer."""
+        """Return ``value`` as it is in one layer. Keys in ``lists`` may hold a bare list, one item a layer."""
         if not isinstance(value, dict):
             return value
         form = next((form for form in _FORMS if set(value) == {form}), None)

@@ -138,7 +138,7 @@ class DirectorySource:
             )
         try:
             if file not in self._open:
-                self._open[file] = safe_open(file, framework="pt")  # type: ignore[no-untyped-call]
+                self._open[file] = safe_open(file, framework="pt")
             return self._open[file].get_tensor(name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError) as error:
             raise SourceError(f"cannot read {name}: {error}", key=str(file)) from None

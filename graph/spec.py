@@ -2,7 +2,8 @@
 
 `treadle.graph.family.load_spec` makes a `ModelSpec` from a family's YAML and a config.json. Every struct is frozen and
 refuses unknown fields. Zero means "off" for windows, caps and clips. Weight names follow the structure:
-``embed.weight``, ``layers.{i}.{sub}.pre.weight``, ``layers.{i}.{sub}.q.weight``, ``final_norm.weight``, ``head.weight``.
+``embed.weight``, ``layers.{i}.{sub}.pre.weight``, ``layers.{i}.{sub}.q.weight``, ``final_norm.weight``,
+``head.weight``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""Bytes of the parts of a deployment, from its description alone: weights, tables, workspace, the runtime itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.spec import Attention, Mlp, ModelSpec, Op, RopeTable
+from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
+
+INT8_GROUP = 32
+"""Input channels that share a scale under weight-only int8."""
+RUNTIME_BYTES = {"cpu": 448 << 20, "cuda": 640 << 20}
+"""The interpreter with torch loaded; on a GPU its context and libraries. Measured, rounded up."""
+SLOT_BYTES = 256
+"""Sampling parameters, counters and flags of one sequence, on the device."""
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One line of a memory plan."""
+
+    kind: str
+    """weights, state, tables, workspace or runtime"""
+    item: str
+    nbytes: int
+
+
+def ops(spec: ModelSpec) -> Iterator[Op]:
+    """Return the op of every sublayer of every layer."""
+    return (sub.op for layer in spec.layers for sub in layer.subs if sub.op is not None)
+
+
+def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
+    """Return the distinct rope tables, in order of first use."""
+    return tuple(dict.fromkeys(op.rope for op in ops(spec) if isinstance(op, Attention) and op.rope is not None))
+
+
+def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
+    """Return the paged keys and values of all attention layers, in layer order."""
+    layers = [
+        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.v_head_dim)
+        for op in ops(spec)
+        if isinstance(op, Attention) and op.kv_from is None
+    ]
+    return PagedKV(name="kv", layers=tuple(layers), dtype=dtype, page_tokens=page_tokens)
+
+
+def weight_rows(spec: ModelSpec, weights: Mapping[str, WeightInfo], dtype: str, quantize: str) -> list[MemoryRow]:
+    """Return the exact bytes of all weights by what they belong to; under int8 the scales are a row of their own."""
+    sizes: dict[str, int] = {}
+    scales = 0
+    for name, info in weights.items():
+        count = math.prod(info.shape)
+        linear = len(info.shape) == 2 and (name != "embed.weight" or spec.head.tied)
+        if quantize == "int8" and linear and info.shape[1] % INT8_GROUP == 0:
+            nbytes = count
+            scales += count // INT8_GROUP * 4
+        else:
+            nbytes = count * ITEM_BYTES[dtype]
+        owner = _owner(name, len(info.shape), spec.head.tied)
+        sizes[owner] = sizes.get(owner, 0) + nbytes
+    if scales:
+        sizes["int8 scales"] = scales
+    return [MemoryRow("weights", owner, nbytes) for owner, nbytes in sizes.items()]
+
+
+def table_rows(spec: ModelSpec, kv: PagedKV, max_num_seqs: int, max_len: int) -> list[MemoryRow]:
+    """Return the exact bytes of what grows with the longest sequence, and the state of the slots."""
+    slots = max_num_seqs * (kv.pages_for(max_len) * 4 + SLOT_BYTES)
+    return [
+        *(
+            MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
+            for table in rope_tables(spec)
+        ),
+        MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
+        MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
+    ]
+
+
+def workspace_rows(spec: ModelSpec, dtype: str, max_num_seqs: int, max_step_tokens: int) -> list[MemoryRow]:
+    """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
+    item = ITEM_BYTES[dtype]
+    width = 3 * spec.hidden + max(_live_width(op) for op in ops(spec))
+    # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
+    logits = max_num_seqs * spec.vocab * (item + 3 * 4)
+    return [
+        MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width * item),
+        MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
+    ]
+
+
+def runtime_row(device: str) -> MemoryRow:
+    """Return what the process takes before it holds anything."""
+    return MemoryRow("runtime", "interpreter and torch", RUNTIME_BYTES[device])
+
+
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number in 1 .. ``limit`` that fits, 0 if none; what is smaller than a fit fits too."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _owner(name: str, dims: int, tied: bool) -> str:
+    if name == "embed.weight":
+        return "embedding and head" if tied else "embedding"
+    if dims < 2:
+        return "norms and biases"
+    if name == "head.weight":
+        return "head"
+    return name.split(".")[2] if name.startswith("layers.") else name
+
+
+def _live_width(op: Op) -> int:
+    """Return channels that live at once inside an op: queries, keys, values and output, or gate, up and product."""
+    match op:
+        case Attention():
+            return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
+        case Mlp():
+            return 3 * op.intermediate
+        case _:
+            return 0

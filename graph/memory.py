@@ -1,0 +1,229 @@
+"""The memory plan: every byte a deployment will take, known before anything is loaded. No torch here.
+
+Weights, rope tables, slots and the arena are exact; workspace and the runtime's own share are bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from treadle.conf.errors import ConfigError
+from treadle.conf.size import format_bytes
+from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.footprint import (
+    MemoryRow,
+    kv_state,
+    largest,
+    rope_tables,
+    runtime_row,
+    table_rows,
+    weight_rows,
+    workspace_rows,
+)
+from treadle.graph.spec import ModelSpec
+from treadle.graph.state import PagedKV
+
+MAX_SEQS = 4096
+"""The most sequences a deployment may ask for."""
+
+
+class MemoryPlanError(ConfigError):
+    """A workload that does not fit its memory; says which numbers do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is asked of the memory."""
+
+    dtype: str
+    quantize: str = "none"
+    """none or int8"""
+    page_tokens: int = 16
+    max_num_seqs: int
+    max_len: int | None = None
+    """None: as long as model and memory allow"""
+    max_step_tokens: int
+    memory_bytes: int
+    """what everything may take together"""
+    kv_bytes: int | None = None
+    """the arena; None: chosen"""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Where the bytes go, and what fits.
+
+    ``num_pages`` can be given to sequences; the arena has one more, the scratch page at its start.
+    """
+
+    rows: tuple[MemoryRow, ...]
+    kv: PagedKV
+    num_pages: int
+    max_len: int
+    """tokens of the longest sequence that will be served"""
+    max_num_seqs: int
+    full_sequences: int
+    """sequences of ``max_len`` tokens that the arena holds at once"""
+    largest_context: int
+    """the most that ``model.max_len`` could ask for in this memory"""
+    largest_num_seqs: int
+    """the most sequences of ``max_len`` tokens that an arena of all that is left could hold"""
+    memory_bytes: int
+    """what everything may take together"""
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena, its scratch page included."""
+        return (1 + self.num_pages) * self.kv.page_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the budget that nothing takes."""
+        return self.memory_bytes - self.total_bytes
+
+
+def plan_memory(spec: ModelSpec, weights: Mapping[str, WeightInfo], workload: Workload) -> MemoryPlan:
+    """Return the plan of a model with these canonical weights under ``workload``.
+
+    The arena, when not given: on a GPU all that is left; on a CPU as much as ``max_num_seqs`` full sequences need, but
+    at most half of what is left (a laptop runs other programs), or one full sequence if that is more.
+
+    Raises: MemoryPlanError if the weights, one sequence of ``max_len``, or a page for each sequence do not fit.
+    """
+    return _Planner(spec, weights, workload).plan()
+
+
+class _Planner:
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
+        self.spec, self.weights, self.work = spec, weights, work
+        self.kv = kv_state(spec, work.dtype, work.page_tokens)
+        self.modest = work.kv_bytes is None and work.device == "cpu"
+        self.fixed = [
+            *weight_rows(spec, weights, work.dtype, work.quantize),
+            *workspace_rows(spec, work.dtype, work.max_num_seqs, work.max_step_tokens),
+            runtime_row(work.device),
+        ]
+
+    def plan(self) -> MemoryPlan:
+        """Return the plan with every choice made."""
+        longest = largest(self.spec.max_positions, self.fits)
+        max_len = self.choose_len(longest)
+        num_pages = self.choose_pages(max_len)
+        pages = f"kv cache, {num_pages} pages of {self.kv.page_tokens} tokens and a scratch page"
+        state = MemoryRow("state", pages, self.arena(num_pages))
+        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, max_len)
+        return MemoryPlan(
+            rows=(*self.fixed, *tables, state),
+            kv=self.kv,
+            num_pages=num_pages,
+            max_len=max_len,
+            max_num_seqs=self.work.max_num_seqs,
+            full_sequences=num_pages // self.kv.pages_for(max_len),
+            largest_context=max(longest, max_len),
+            largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count).holds(count, max_len)),
+            memory_bytes=self.work.memory_bytes,
+        )
+
+    def choose_len(self, longest: int) -> int:
+        """Return the asked length, or the longest that fits; refuse what does not."""
+        asked = self.work.max_len
+        if longest == 0:
+            self.refuse_model()
+        if asked is None:
+            # a length that nobody asked for does not take the whole machine
+            modest = largest(longest, lambda length: self.holds(2, length)) if self.modest else 0
+            return modest or longest
+        if asked <= longest:
+            return asked
+        if asked > self.spec.max_positions:
+            if any(table.scaling.rope_type in ("dynamic", "yarn", "longrope") for table in rope_tables(self.spec)):
+                longest = largest(asked, self.fits)
+                if longest == asked:
+                    return asked
+            else:
+                raise MemoryPlanError(
+                    f"the model was made for {self.spec.max_positions} tokens",
+                    key="model.max_len",
+                    value=asked,
+                    nearest=[f"model.max_len={longest}"],
+                )
+        needed = self.arena(self.kv.pages_for(asked) + 1)
+        raise MemoryPlanError(
+            f"one such sequence needs an arena of {format_bytes(needed)}, {format_bytes(self.room(asked))} are left",
+            key="model.max_len",
+            value=asked,
+            nearest=[f"model.max_len={longest}"],
+        )
+
+    def choose_pages(self, max_len: int) -> int:
+        """Return the pages for sequences; refuse if some sequence would have none."""
+        most = self.room(max_len) // self.kv.page_bytes - 1
+        pages = most
+        if self.modest:
+            full = self.kv.pages_for(max_len) * self.work.max_num_seqs + 1
+            least = max(self.kv.pages_for(max_len) + 1, self.work.max_num_seqs)
+            pages = min(most, max(least, min(full, most // 2)))
+        if pages < self.work.max_num_seqs:
+            raise MemoryPlanError(
+                f"the arena holds {pages} pages and every sequence needs one",
+                key="scheduler.max_num_seqs",
+                value=self.work.max_num_seqs,
+                nearest=[f"scheduler.max_num_seqs={pages}"],
+            )
+        return pages
+
+    def arena(self, num_pages: int) -> int:
+        """Return the bytes of an arena with this many pages for sequences."""
+        return (1 + num_pages) * self.kv.page_bytes
+
+    def room(self, max_len: int) -> int:
+        """Return the bytes that an arena may take when sequences may be this long."""
+        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, max_len)
+        left = self.work.memory_bytes - sum(row.nbytes for row in (*self.fixed, *tables))
+        return left if self.work.kv_bytes is None else min(left, self.work.kv_bytes)
+
+    def fits(self, max_len: int) -> bool:
+        """Return whether an arena can hold one sequence of this length and a page more."""
+        return self.holds(1, max_len)
+
+    def holds(self, count: int, max_len: int) -> bool:
+        """Return whether an arena can hold this many sequences of this length and a page more."""
+        return self.arena(count * self.kv.pages_for(max_len) + 1) <= self.room(max_len)
+
+    def among(self, max_num_seqs: int) -> _Planner:
+        """Return the planner of the same model for another number of sequences."""
+        return _Planner(self.spec, self.weights, replace(self.work, max_num_seqs=max_num_seqs))
+
+    def refuse_model(self) -> NoReturn:
+        """Say what keeps even one token from fitting."""
+        least = self.arena(2)
+        if self.work.kv_bytes is not None and self.work.kv_bytes < least:
+            raise MemoryPlanError(
+                f"an arena needs at least {format_bytes(least)}",
+                key="kv.memory",
+                value=format_bytes(self.work.kv_bytes),
+                nearest=[f"kv.memory={least}"],
+            )
+        weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
+        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, 1)
+        needed = sum(row.nbytes for row in (*self.fixed, *tables)) + least
+        hint = f"weights take {format_bytes(weights)}"
+        fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).fits(1))
+        if fewer:
+            hint += f"; scheduler.max_num_seqs={fewer} fits"
+        elif self.work.quantize == "none":
+            hint += "; passes.quantize=int8 makes them smaller"
+        raise MemoryPlanError(
+            f"the model needs {format_bytes(needed)} at least",
+            key="hardware.memory",
+            value=format_bytes(self.work.memory_bytes),
+            hint=hint,
+        )
