@@ -100,8 +100,8 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     @property
     def deployment(self) -> Path:
-        """File with the resolved deployment."""
-        return Path(self.folder) / "deployment.json"
+        """Lock file of the resolved deployment."""
+        return Path(self.folder) / "deployment.lock.yaml"
 
     @property
     def failure(self) -> Path:

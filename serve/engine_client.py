@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 import zmq.asyncio
@@ -110,8 +111,10 @@ class EngineClient:
 
     def send(self, message: Inbound) -> None:
         """Send one message, if there is still somebody to read it."""
+        # Again: the engine process is not there, or no longer; its exit is noticed elsewhere.
         if self._death is None:
-            self._sender.send(encode([message]), zmq.NOBLOCK)
+            with suppress(zmq.Again):
+                self._sender.send(encode([message]), zmq.NOBLOCK)
 
     def forget(self, request_id: str) -> bool:
         """Drop a stream; False if it had gone already."""

@@ -195,7 +195,7 @@ class Server:
         waits = (serving, self._cut, self._death)
         await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if self._death.done():
-            raise self._process.death()
+            raise await asyncio.to_thread(self._process.death)
         if not self._client.in_flight:
             return True
         self._startup.line(f"cutting off {self._client.in_flight} requests")

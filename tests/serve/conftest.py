@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -76,6 +75,13 @@ class FakeServer:
         assert values, f"no metric {name}"
         return sum(map(float, values))
 
+    def wait_gauge(self, name: str, value: float, limit_s: float = 5.0) -> None:
+        """Wait until a metric has a value; the step loop reports four times a second."""
+        deadline = time.monotonic() + limit_s
+        while (found := self.gauge(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {found}, not {value}"
+            time.sleep(0.02)
+
     def wait_exit(self, timeout_s: float) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join()
@@ -108,12 +114,3 @@ def start() -> Iterator[Callable[..., FakeServer]]:
     yield make
     for server in servers:
         server.kill()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False

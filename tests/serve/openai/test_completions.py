@@ -39,7 +39,9 @@ def test_openai_client(client):
 
 def test_openai_client_stream(client):
     options = {"include_usage": True}
-    chunks = list(client.completions.create(prompt="abc", model="fake", max_tokens=7, stream=True, stream_options=options))
+    chunks = list(
+        client.completions.create(prompt="abc", model="fake", max_tokens=7, stream=True, stream_options=options)
+    )
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "abcabca"
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == "length"
     assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-2])
@@ -180,7 +182,8 @@ def test_harmless_fields(server, change):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "\\ud800"}', b'{"prompt": "a",}', b"\xff\xfe", b"[" * 100_000]
+    "raw",
+    [b"", b"{", b"[]", b'"x"', b"null", b'{"prompt": "\\ud800"}', b'{"prompt": "a",}', b"\xff\xfe", b"[" * 100_000],
 )
 def test_malformed_bodies(server, raw):
     answer = httpx.post(f"{server.url}/v1/completions", content=raw)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+
+PROMPT = "<user>hi<a>"
+"""what the fake's template makes of one user message; its engine repeats it"""
+
+
+def post(server, **body):
+    body = {"messages": [{"role": "user", "content": "hi"}]} | body
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body)
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_openai_client(client):
+    messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    answer = client.chat.completions.create(model="fake", messages=messages, max_completion_tokens=26)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "<system>be kind<user>hi<a>"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 26
+
+
+def test_openai_client_stream(client):
+    stream = client.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "hé"}]}],
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:-1])
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == "<user>hé<a>"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.total_tokens == 24
+
+
+def test_an_answer_may_fill_the_context(server):
+    answer = post(server).json()
+    assert answer["usage"]["total_tokens"] == 2048
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_logprobs(server):
+    answer = post(server, max_tokens=2, logprobs=True, top_logprobs=2).json()
+    first = answer["choices"][0]["logprobs"]["content"][0]
+    assert first["token"] == "<"
+    assert first["bytes"] == [60]
+    assert [one["token"] for one in first["top_logprobs"]] == ["<", "="]
+    assert len(answer["choices"][0]["logprobs"]["content"]) == 2
+
+
+def test_logprobs_of_split_characters_have_their_bytes(server):
+    messages = [{"role": "user", "content": "龘"}]
+    text = post(server, messages=messages, max_tokens=9, logprobs=True, stream=True).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line and line != "data: [DONE]"]
+    entries = [entry for event in events for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "<user>龘"
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "<user>龘"
+
+
+def test_a_turn_that_came_back_is_taken(server):
+    turn = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}
+    messages = [{"role": "user", "content": "a"}, turn, {"role": "user", "content": "b"}]
+    answer = post(
+        server, messages=messages, max_tokens=1, tools=None, tool_choice="auto", response_format={"type": "text"}
+    )
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hi"}, "messages", "array"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
+        ({"messages": [{"role": "tool", "content": "5"}]}, "messages[0].role", "not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+            "not supported",
+        ),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", '"auto"'),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+        ({"n": 2}, "n", "not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "20"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"max_completion_tokens": 4096}, "max_tokens", "2037"),
+        ({"max_completion_token": 4}, "max_completion_token", "max_completion_tokens"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs", "object"),
+    ],
+)
+def test_refusals_name_the_field(server, change, param, words):
+    answer = post(server, **change)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert words in answer.json()["error"]["message"]
