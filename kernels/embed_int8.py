@@ -8,7 +8,6 @@ The row is rounded to the result's dtype, and so is ``scale_out``, as ``embed`` 
 from __future__ import annotations
 
 import torch
-import torch
 from torch import Tensor
 
 from treadle.kernels.embed import round_scalar
