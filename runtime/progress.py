@@ -52,17 +52,18 @@ class PhaseBars:
 
 
 class AnswerBar:
-    """Prompts done and tokens a second of one call, on standard error; nothing where ``show`` is false."""
+    """Prompts done and tokens a second of one call, on standard error; nothing without a terminal."""
 
     def __init__(self, total: int, show: bool = True) -> None:
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("prompts"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.1f} tok/s"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not show,
+            console=console,
+            disable=not show or not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=total, rate=0.0)
         self._tokens = 0

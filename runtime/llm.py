@@ -1,0 +1,297 @@
+"""Offline generation: a model, prompts in, answers out, all in this process. In the shape of vLLM's LLM class."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+
+from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.load import compose, model_overrides
+from treadle.runtime.completion import RequestOutput, request_output
+from treadle.runtime.driver import Driver, StepEngine
+from treadle.runtime.progress import AnswerBar, PhaseBars
+from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.text.output import Delta
+from treadle.runtime.text.prompt import Limits, prepare
+from treadle.runtime.text.template import ChatTemplate, chat_template
+from treadle.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from treadle.graph.resolve import Resolved
+
+Message = Mapping[str, Any]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+KEYWORDS = {
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_len",
+    "block_size": "kv.page_tokens",
+    "enable_prefix_caching": "kv.prefix_cache",
+    "max_num_seqs": "scheduler.max_num_seqs",
+    "max_num_batched_tokens": "scheduler.max_step_tokens",
+}
+"""vLLM's names of what is also a key of the configuration"""
+
+
+class LLM:
+    """A model in this process.
+
+    ``model`` is a directory, a .gguf file or the name of a configured model; None takes the default one. ``overrides``
+    are configuration in Hydra's syntax, as on the command line; a few of vLLM's keywords (``max_model_len=4096``) mean
+    the same as theirs. Not for use by several threads at once.
+
+    Raises: ConfigError for a configuration that cannot be served, before any weight is read.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: str | Path | None = None,
+        **keywords: Any,
+    ) -> None:
+        chosen = [] if model is None else model_overrides(str(model))
+        deployment = compose([*chosen, *_keyword_overrides(keywords), *overrides], config_dir)
+        from treadle.graph.resolve import resolve
+
+        with PhaseBars() as bars:
+            resolved = resolve(deployment, bars)
+        self._open(*_build(resolved))
+
+    @classmethod
+    def from_resolved(cls, resolved: Resolved) -> Self:
+        """Return an LLM of a deployment that is resolved already."""
+        return cls.from_parts(*_build(resolved))
+
+    @classmethod
+    def from_parts(cls, engine: StepEngine, tokenizer: Tokenizer, limits: Limits) -> Self:
+        """Return an LLM over an engine that exists already."""
+        llm = cls.__new__(cls)
+        llm._open(engine, tokenizer, limits)
+        return llm
+
+    def _open(self, engine: StepEngine, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._driver = Driver(engine, tokenizer)
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Return one output for each prompt, in their order.
+
+        A list of ints is one prompt of token ids. ``sampling_params`` is one for all prompts or one for each; None
+        takes what the model recommends. An answer that would not fit in the context is shortened. ``use_tqdm`` shows a
+        progress bar in a terminal.
+
+        Raises: RequestError for a prompt or parameters that cannot run, before any of them does.
+        """
+        return self._generate(_texts_and_ids(prompts), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Return one output for each conversation: a list of messages (OpenAI's shape), or a list of such lists.
+
+        ``chat_template`` is Jinja source that replaces the model's own; ``chat_template_kwargs`` are its variables.
+
+        Raises: RequestError as ``generate``, and for messages that the template refuses.
+        """
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        template = self._template(chat_template)
+        texts = [
+            template.render(
+                cast("Sequence[Message]", conversation),
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                extra=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._generate([(text, None) for text in texts], sampling_params, use_tqdm, add_special_tokens=False)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> Iterator[Delta]:
+        """Yield what each step adds to the answer of one prompt. Ending the iteration early frees its place.
+
+        Raises: RequestError at once if the prompt or the parameters cannot run.
+        """
+        text, ids = _text_and_ids(prompt, "prompt")
+        request = self._request(text, ids, self._params(sampling_params, 1)[0], "prompt", add_special_tokens)
+        return self._deltas(request)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return self._tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of ``text``."""
+        return self._tokenizer.encode(text, add_special_tokens)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters that the checkpoint's generation_config.json recommends."""
+        return SamplingParams(**self._tokenizer.facts.sampling)
+
+    def close(self) -> None:
+        """Abort what runs and release the engine. Calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _generate(
+        self,
+        prompts: Sequence[tuple[str | None, Sequence[int] | None]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        add_special_tokens: bool = True,
+    ) -> list[RequestOutput]:
+        params = self._params(sampling_params, len(prompts))
+        requests = [
+            self._request(text, ids, chosen, f"prompts[{i}]", add_special_tokens)
+            for i, ((text, ids), chosen) in enumerate(zip(prompts, params))
+        ]
+        finished: dict[str, RequestOutput] = {}
+        texts = {request.id: text for request, (text, _) in zip(requests, prompts)}
+        with AnswerBar(len(requests), use_tqdm) as bar, closing(self._driver.run(requests)) as steps:
+            for answers in steps:
+                before = len(finished)
+                for answer in answers:
+                    if answer.processor.finished:
+                        name = answer.request.id
+                        finished[name] = request_output(answer.processor, texts[name], answer.metrics())
+                num_tokens = sum(len(delta.token_ids) for answer in answers for delta in answer.deltas)
+                bar.advance(num_tokens, len(finished) - before)
+        return [finished[request.id] for request in requests]
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
+        with closing(self._driver.run([request])) as steps:
+            for answers in steps:
+                for answer in answers:
+                    yield from answer.deltas
+
+    def _request(
+        self,
+        text: str | None,
+        ids: Sequence[int] | None,
+        params: SamplingParams,
+        field: str,
+        add_special_tokens: bool,
+    ) -> Request:
+        if self._closed:
+            raise RuntimeError("this LLM is closed")
+        prompt: str | Sequence[int] = text if text is not None else ids if ids is not None else ()
+        return prepare(
+            self._tokenizer,
+            prompt,
+            params,
+            self._limits,
+            request_id=str(next(self._numbers)),
+            add_special_tokens=add_special_tokens,
+            clamp=True,
+            field=field,
+        )
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * num_prompts
+        if len(given) != num_prompts:
+            raise RequestError(
+                f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one for each",
+                "sampling_params",
+            )
+        return given
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        facts = self._tokenizer.facts
+        if source is not None:
+            return ChatTemplate(source, facts.template_tokens)
+        return chat_template(facts.chat_templates, facts.template_tokens)
+
+
+def _build(resolved: Resolved) -> tuple[StepEngine, Tokenizer, Limits]:
+    """Return the parts of an LLM; phases that last show a bar in a terminal."""
+    from treadle.runtime.build import build_engine
+    from treadle.runtime.text.load import load_tokenizer
+
+    tokenizer = load_tokenizer(resolved.checkpoint.source)
+    limits = Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab)
+    with PhaseBars() as bars:
+        return build_engine(resolved, bars), tokenizer, limits
+
+
+def _keyword_overrides(keywords: Mapping[str, Any]) -> list[str]:
+    """Return vLLM's keywords as overrides. Raises ConfigError for one that means nothing here."""
+    overrides = []
+    for name, value in keywords.items():
+        if name not in KEYWORDS:
+            hint = "any key of the configuration goes into overrides=['group.key=value']"
+            raise ConfigError(
+                "no such keyword of LLM", key=name, value=value, nearest=nearest(name, KEYWORDS), hint=hint
+            )
+        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        overrides.append(f"{KEYWORDS[name]}={text}")
+    return overrides
+
+
+def _texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
+    """Return each prompt as its text or its ids."""
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [_text_and_ids(prompts, "prompts[0]")]
+    return [_text_and_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+
+
+def _text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | None]:
+    if isinstance(prompt, Mapping):
+        keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
+        if not keys:
+            raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
+        prompt = prompt[keys[0]]
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Sequence):
+        return None, prompt
+    raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)
