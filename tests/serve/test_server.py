@@ -197,7 +197,7 @@ def test_a_port_in_use_is_refused():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"serve.port={port}.*in use.*serve.port=0"):
             _bind(ServeConfig(port=port))
-    with pytest.raises(ConfigError, match="serve.host=not a host"):
+    with pytest.raises(ConfigError, match=r"serve\.host=not a host"):
         _bind(ServeConfig(host="not a host"))
 
 

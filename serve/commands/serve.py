@@ -1,0 +1,37 @@
+"""``treadle serve``: answer over HTTP."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from treadle.conf.lock import fingerprint, to_lock
+from treadle.runtime.text.load import load_tokenizer
+from treadle.runtime.text.prompt import Limits
+from treadle.serve.engine_process import worker_command
+from treadle.serve.server import Plan, serve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from treadle.graph.resolve import Resolved
+
+
+def run(resolved: Resolved, console: Console) -> int:
+    """Serve until a signal ends it. Returns the exit code. Raises ConfigError if the port cannot be had."""
+    return serve(serving_plan(resolved), console)
+
+
+def serving_plan(resolved: Resolved) -> Plan:
+    """Return what the HTTP process needs to know of a deployment."""
+    deployment = resolved.deployment
+    return Plan(
+        config=deployment.serve,
+        name=deployment.serve.served_name or deployment.model.name,
+        fingerprint=fingerprint(deployment),
+        limits=Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab),
+        capacity=deployment.scheduler.max_num_seqs + deployment.scheduler.max_queue,
+        load_tokenizer=partial(load_tokenizer, resolved.checkpoint.source),
+        command=worker_command,
+        deployment=to_lock(deployment).encode(),
+    )
