@@ -14,6 +14,9 @@ from torch import Tensor
 FIRST_CANDIDATES = 256
 """likeliest tokens that are sorted for top_p at first; more only if they do not hold enough probability"""
 
+ROW_BLOCK = 8
+"""rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
+
 
 class RowParams(NamedTuple):
     """Parameters of the rows of logits. Shapes: [R], stops [R, E]."""
@@ -71,7 +74,10 @@ def sample(logits: Tensor, rows: RowParams, needs: Needs) -> Samples:
     # A maximum carries NaN along, and is infinite where softmax would give NaN.
     valid = best.isfinite()
     if needs.sampled:
-        drawn = _draw(logits, rows, needs)
+        blocks = [slice(first, first + ROW_BLOCK) for first in range(0, len(tokens), ROW_BLOCK)]
+        drawn = torch.cat(
+            [_draw(logits[each], RowParams(*(column[each] for column in rows)), needs) for each in blocks]
+        )
         tokens = torch.where(rows.temperature > 0, drawn, tokens)
     result = Samples(torch.where(valid, tokens, -1))
     return result if needs.logprobs is None else _with_logprobs(raw, tokens, result, needs.logprobs)
@@ -120,17 +126,20 @@ def _top_k_floor(scaled: Tensor, top_k: Tensor, largest: int) -> Tensor:
 
 def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
     """Return the smallest probability that each row keeps, [R]: the likeliest tokens that together reach ``top_p``."""
-    vocab = probs.shape[1]
-    target = torch.where(top_p < 1, top_p.double(), 0.0).unsqueeze(1)
-    count = min(FIRST_CANDIDATES, vocab)
-    while True:
-        values = probs.topk(count, dim=-1).values
+    floor = torch.zeros_like(top_p)
+    left = (top_p < 1).nonzero().squeeze(1)
+    count = FIRST_CANDIDATES
+    # Most rows are settled by the first round; a flat distribution takes more, and only its own row pays.
+    while left.numel():
+        count = min(count, probs.shape[1])
+        values = probs[left].topk(count, dim=-1).values
         sums = values.cumsum(dim=-1, dtype=torch.float64)
-        if count == vocab or not bool((sums[:, -1:] < target).any()):
-            break
-        count = min(count * 16, vocab)
-    at = torch.searchsorted(sums, target).clamp_max(count - 1)
-    return torch.where(top_p < 1, values.gather(1, at).squeeze(1), 0.0)
+        target = top_p[left].double().unsqueeze(1)
+        settled = (sums[:, -1] >= target.squeeze(1)) | (count == probs.shape[1])
+        at = torch.searchsorted(sums, target).clamp_max(count - 1)
+        floor[left[settled]] = values.gather(1, at).squeeze(1)[settled]
+        left, count = left[~settled], count * 16
+    return floor
 
 
 def _with_logprobs(raw: Tensor, tokens: Tensor, result: Samples, count: int) -> Samples:
