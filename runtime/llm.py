@@ -257,7 +257,7 @@ def _build(resolved: Resolved) -> tuple[StepEngine, Tokenizer, Limits]:
     from treadle.runtime.build import build_engine
     from treadle.runtime.text.load import load_tokenizer
 
-    tokenizer = load_tokenizer(resolved.checkpoint.source)
+    tokenizer = load_tokenizer(resolved.source)
     limits = Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab)
     with PhaseBars() as bars:
         return build_engine(resolved, bars), tokenizer, limits

@@ -74,7 +74,12 @@ def _prompt_ids(
     tokenizer: Tokenizer, prompt: str | Sequence[int], limits: Limits, add_special_tokens: bool, field: str
 ) -> list[int]:
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, add_special_tokens)
+        encoded = tokenizer.encode(prompt, add_special_tokens)
+        # Some vocabularies hold tokens that the model has no embedding for.
+        if encoded and max(encoded) >= limits.vocab:
+            token = tokenizer.token_text(max(encoded))
+            raise RequestError(f"{field} holds {token!r}, a token that the model does not know", field)
+        return encoded
     ids = list(prompt)
     for i, token_id in enumerate(ids):
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < limits.vocab:

@@ -196,3 +196,37 @@ def test_unknown_keywords_name_the_nearest():
 def test_params_may_be_lists_or_one_string():
     assert SamplingParams(stop="x", stop_token_ids=[1]) == SamplingParams(stop=["x"], stop_token_ids=(1,))
     assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
+
+
+def test_the_whole_way_from_overrides_to_text():
+    config = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": "true",
+        "hidden_act": "silu",
+    }
+    overrides = [
+        "model=hf",
+        "model.weights=dummy",
+        "model.config={" + ",".join(f"{key}:{value}" for key, value in config.items()) + "}",
+        "passes=reference",
+        "hardware.threads=1",
+        "kv.memory=1MiB",
+    ]
+    with LLM(overrides=overrides, max_model_len=64) as llm:
+        prompts = ["hello", [1, 2, 3], "hello"]
+        params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
+        first, second, again = llm.generate(prompts, params)
+        assert first.prompt_token_ids == list(b"hello")
+        assert len(first.outputs[0].token_ids) == 6
+        assert first.outputs[0].token_ids == again.outputs[0].token_ids
+        assert second.outputs[0].text == llm.get_tokenizer().decode(second.outputs[0].token_ids)
+        with pytest.raises(RequestError, match="the context holds 64"):
+            llm.generate("x" * 64)

@@ -64,6 +64,11 @@ def test_refusals_name_the_field_and_the_limit(prompt, options, field, message):
     assert caught.value.field == field
 
 
+def test_text_with_a_token_beyond_the_model_is_refused():
+    with pytest.raises(RequestError, match=r"prompt holds '<\|im_end\|>', a token that the model does not know"):
+        make("<|im_end|>", Limits(max_len=32, vocab=2))
+
+
 def test_special_tokens_can_be_left_to_the_caller():
     assert make("<|im_start|>the", add_special_tokens=False).prompt[0] == 1
 

@@ -33,6 +33,7 @@ def test_variables_and_functions_that_templates_expect():
     assert render("{% if tools is none %}none{% endif %}") == "none"
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     assert render("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "hi!"
     assert render("{% set x = 1 %}\n  {% if x %}\nx\n  {% endif %}\n") == "x\n"
 
 
