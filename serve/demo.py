@@ -1,113 +1,162 @@
-"""``python -m treadle.serve.demo``: start the server, stream one answer, say how fast it was and what to try next."""
+"""``make demo``: start a server, stream one answer from it, say how fast it was, and stop it. Over HTTP only."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-# Without an apostrophe, so that the line for the shell needs no escapes.
-PROMPT = "What is a loom, and what does its treadle do? Answer in two sentences."
-MAX_TOKENS = 128
+from rich.console import Console
+from rich.syntax import Syntax
+
+PROMPT = "Explain in three short sentences why the sky is blue."
+MAX_TOKENS = 160
+_HOST = "127.0.0.1"
+_START_LIMIT_S = 900.0
+_STOP_LIMIT_S = 40.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: tokens, seconds to the first text, and seconds from there to the last."""
+
+    num_tokens: int
+    first_s: float
+    rest_s: float
 
 
 def main(overrides: Sequence[str]) -> int:
-    """Run the demo with ``overrides`` of the configuration. Returns the exit code.
-
-    In a terminal the server stays until Ctrl-C, elsewhere it ends with the answer.
-    """
+    """Run the demonstration on the deployment that ``overrides`` describe. Returns the exit code."""
+    console = Console(highlight=False)
+    begin = time.monotonic()
     port = _free_port()
-    command = [sys.executable, "-P", "-m", "treadle.serve", "serve", f"serve.port={port}", *overrides]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "treadle.serve",
+        "serve",
+        *overrides,
+        f"serve.host={_HOST}",
+        f"serve.port={port}",
+    ]
+    with _running(command) as server:
+        if not _wait_until_ready(server, port):
+            code = server.poll()
+            console.print(f"[bold red]the server did not start[/] (exit code {code})")
+            return code or 1
+        console.print(f"ready after {time.monotonic() - begin:.1f} s\n\n[bold]> {PROMPT}[/]\n")
+        model = _models(port)[0]
+        answer = _ask(console, port, model)
+        rate = (answer.num_tokens - 1) / answer.rest_s if answer.rest_s > 0 else 0.0
+        first_ms = answer.first_s * 1000
+        console.print(f"\n[green]{answer.num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} tokens/s[/]\n")
+        console.print("Start the server with [cyan].venv/bin/treadle serve[/] and try next:\n")
+        console.print(Syntax(_curl(model), "bash", theme="ansi_dark", background_color="default"))
+    return 0
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the server while the block lasts; then ask it to drain, as SIGTERM does."""
     server = subprocess.Popen(command)
     try:
-        base = f"http://127.0.0.1:{port}"
-        if not _wait_ready(server, base):
-            return server.wait()
-        model = _get(f"{base}/v1/models")["data"][0]["id"]
-        body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS}
-        print(f"\n> {PROMPT}\n", flush=True)
-        _show(base, body)
-        data = json.dumps(body)
-        print(
-            f"\nTry next:\n\n  curl {base}/v1/chat/completions \\\n    -H 'content-type: application/json' -d '{data}'\n"
-        )
-        if sys.stdin.isatty():
-            print("The server runs until Ctrl-C.", flush=True)
-            return server.wait()
-        server.send_signal(signal.SIGTERM)
-        return server.wait()
-    except KeyboardInterrupt:
-        # The server shares the terminal and has got the signal too.
-        return server.wait()
+        yield server
     finally:
         if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
 
 
-def _show(base: str, body: dict[str, Any]) -> None:
-    """Print an answer as it comes, then its speed."""
-    began_s, first_s = time.monotonic(), 0.0
-    usage: dict[str, Any] = {}
-    for event in _events(base, body | {"stream": True, "stream_options": {"include_usage": True}}):
-        for choice in event["choices"]:
-            text = choice["delta"].get("content", "")
-            if text and not first_s:
-                first_s = time.monotonic()
-            print(text, end="", flush=True)
-        usage = event.get("usage") or usage
-    end_s, count = time.monotonic(), usage["completion_tokens"]
-    rate = (count - 1) / (end_s - first_s) if count > 1 else 0.0
-    print(f"\n\n{count} tokens, the first after {first_s - began_s:.2f} s, then {rate:.1f} tokens/s")
-
-
-def _events(base: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a streamed chat answer."""
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{base}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request) as answer:
-        for line in answer:
-            data = line.removeprefix(b"data: ").strip()
-            if data == b"[DONE]":
-                return
-            if data:
-                event = json.loads(data)
-                if "error" in event:
-                    raise RuntimeError(event["error"]["message"])
-                yield event
-
-
-def _wait_ready(server: subprocess.Popen[bytes], base: str) -> bool:
-    """Wait until the server answers; False if it ended instead."""
-    while server.poll() is None:
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline and server.poll() is None:
         try:
-            return bool(_get(f"{base}/health"))
-        except urllib.error.URLError:
-            time.sleep(0.05)
+            if _get(port, "/health")[0] == 200:
+                return True
+        except OSError:
+            pass
+        time.sleep(0.1)
     return False
 
 
-def _get(url: str) -> Any:
-    with urllib.request.urlopen(url) as answer:
-        return json.load(answer)
+def _ask(console: Console, port: int, model: str) -> Answer:
+    """Stream the answer to the terminal as it comes."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    begin = time.monotonic()
+    first = last = 0.0
+    num_tokens = 0
+    for event in _events(port, body):
+        for choice in event.get("choices", ()):
+            if text := choice["delta"].get("content"):
+                last = time.monotonic()
+                first = first or last
+                console.print(text, end="", markup=False, soft_wrap=True)
+        if event.get("usage"):
+            num_tokens = event["usage"]["completion_tokens"]
+    console.print()
+    return Answer(num_tokens, first - begin, last - first)
+
+
+def _events(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    connection = http.client.HTTPConnection(_HOST, port)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"{response.status}: {response.read().decode()}")
+    for line in response:
+        data = line.decode().strip().removeprefix("data: ")
+        if data == "[DONE]":
+            break
+        if data:
+            yield json.loads(data)
+    connection.close()
+
+
+def _models(port: int) -> list[str]:
+    return [model["id"] for model in json.loads(_get(port, "/v1/models")[1])["data"]]
+
+
+def _get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(_HOST, port, timeout=5)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, body
 
 
 def _free_port() -> int:
-    """Return the port that README names, or another one where that is taken."""
-    for port in (8000, 0):
-        try:
-            with socket.create_server(("127.0.0.1", port)) as probe:
-                return int(probe.getsockname()[1])
-        except OSError:
-            continue
-    raise OSError("no free port on 127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port = probe.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+def _curl(model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Name three rivers."}], "stream": True})
+    return f"curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Servers over real sockets, with an engine that repeats its prompt."""
+"""Servers over real sockets: most with an engine that repeats its prompt, one with a tiny model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ import pytest
 FAKE = Path(__file__).with_name("fake.py")
 
 
-class FakeServer:
+class ServerProcess:
     """One server process; ``url`` waits until it is ready."""
 
-    def __init__(self, **options: object) -> None:
-        command = [sys.executable, str(FAKE), "serve", json.dumps(options)]
+    def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
@@ -43,7 +42,7 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        assert self._ready.wait(30), self.output
+        assert self._ready.wait(60), self.output
         found = re.search(r"answers at (http://[\d.]+:\d+)/v1", self.output)
         assert found, self.output
         return found[1]
@@ -94,21 +93,60 @@ class FakeServer:
         self.process.stdout.close()
 
 
+def fake_server(**options: object) -> ServerProcess:
+    return ServerProcess(sys.executable, str(FAKE), "serve", json.dumps(options))
+
+
+def flow(config: dict[str, object]) -> str:
+    """Return a mapping as Hydra's command line takes it."""
+    return "{" + ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items()) + "}"
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[FakeServer]:
+def server() -> Iterator[ServerProcess]:
     """One quick server for all tests that leave it as it was."""
-    server = FakeServer()
+    server = fake_server()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[ServerProcess]:
+    """The command line, with a tiny llama of random weights and a vocabulary of bytes."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }
+    model = [
+        "model=hf",
+        "model.name=tiny",
+        "model.weights=dummy",
+        "model.dtype=float32",
+        f"model.config={flow(config)}",
+    ]
+    small = ["kv.memory=8MiB", "hardware.threads=1", "scheduler.max_num_seqs=8", "scheduler.max_step_tokens=64"]
+    command = [sys.executable, "-P", "-m", "treadle.serve", "serve", "passes=reference", "serve.port=0"]
+    server = ServerProcess(*command, *model, *small)
     yield server
     server.kill()
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., FakeServer]]:
+def start() -> Iterator[Callable[..., ServerProcess]]:
     """Start servers of one's own."""
-    servers: list[FakeServer] = []
+    servers: list[ServerProcess] = []
 
-    def make(**options: object) -> FakeServer:
-        servers.append(FakeServer(**options))
+    def make(**options: object) -> ServerProcess:
+        servers.append(fake_server(**options))
         return servers[-1]
 
     yield make
