@@ -28,6 +28,8 @@ def fingerprint(deployment: Deployment) -> str:
     """Return ``fp_`` and a hash of everything that can change an answer: all but addresses, keys and cache folders."""
     tree = to_plain(deployment)
     del tree["serve"], tree["passes"]["compile_cache"]
+    if tree["model"]["content"] is not None:  # then where the checkpoint lies does not matter
+        del tree["model"]["path"]
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -99,9 +99,10 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             device=hardware.device,
         ),
     )
+    path = None if model.path is None else str(Path(model.path).expanduser().absolute())
     chosen = replace(
         deployment,
-        model=replace(model, content=content, family=family, dtype=dtype, max_len=plan.max_len),
+        model=replace(model, path=path, content=content, family=family, dtype=dtype, max_len=plan.max_len),
         kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
         hardware=hardware,
         passes=passes,

@@ -80,12 +80,14 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
     """Resolve the deployment and run the command's module on it."""
     from importlib import import_module
 
-    from treadle.graph.resolve import resolve
+    from treadle.graph.resolve import refuse_elsewhere, resolve
     from treadle.runtime.progress import PhaseBars
 
     assert arguments.command is not None
     with PhaseBars() as bars:
         resolved = resolve(deployment, bars)
+    if arguments.command.computes:
+        refuse_elsewhere(resolved)
     module = import_module(f"treadle.serve.commands.{arguments.command.name}")
     code = module.run(resolved, _console(), **arguments.options)
     assert isinstance(code, int)

@@ -1,0 +1,69 @@
+"""``treadle memory``: where every byte of the deployment goes, and what else would fit. Nothing is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from treadle.conf.size import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from treadle.graph.memory import MemoryPlan
+    from treadle.graph.resolve import Resolved
+
+
+def run(resolved: Resolved, console: Console) -> int:
+    """Print the memory plan as two tables: what takes how much, and what fits. Returns 0."""
+    deployment, plan = resolved.deployment, resolved.plan
+    model, passes = deployment.model, deployment.passes
+    weights = model.dtype if passes.quantize == "none" else f"{passes.quantize}, {model.dtype} activations"
+    console.print(f"[bold]{model.name}[/] ({model.family}, {weights}) on {deployment.hardware.name}\n")
+    console.print(_rows(plan))
+    console.print(_limits(resolved))
+    return 0
+
+
+def _rows(plan: MemoryPlan) -> Table:
+    table = Table(title="memory", title_justify="left", show_footer=True)
+    table.add_column("", footer="all")
+    table.add_column("what", footer=f"of {format_bytes(plan.memory_bytes)}")
+    table.add_column("bytes", justify="right", footer=f"{plan.total_bytes:,}")
+    table.add_column("", justify="right", footer=format_bytes(plan.total_bytes))
+    table.add_column("share", justify="right", footer=f"{100 * plan.total_bytes / plan.memory_bytes:.1f} %")
+    kind = None
+    for row in plan.rows:
+        if kind not in (None, row.kind):
+            table.add_section()
+        share = f"{100 * row.nbytes / plan.memory_bytes:.1f} %"
+        table.add_row(
+            "" if row.kind == kind else row.kind, row.item, f"{row.nbytes:,}", format_bytes(row.nbytes), share
+        )
+        kind = row.kind
+    table.add_section()
+    table.add_row("free", "", f"{plan.free_bytes:,}", format_bytes(plan.free_bytes), "")
+    return table
+
+
+def _limits(resolved: Resolved) -> Table:
+    deployment, plan = resolved.deployment, resolved.plan
+    token_bytes = plan.kv.page_bytes / plan.kv.page_tokens
+    table = Table(title="what fits", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("tokens of a sequence, model.max_len", f"{plan.max_len:,}")
+    table.add_row("largest that model.max_len could be", f"{plan.largest_context:,}")
+    table.add_row("sequences that run together, scheduler.max_num_seqs", f"{plan.max_num_seqs:,}")
+    table.add_row(
+        f"of them, full ones of {plan.max_len:,} tokens that the arena holds at once", f"{plan.full_sequences:,}"
+    )
+    table.add_row("the most of those, if the arena took all that is free", f"{plan.largest_num_seqs:,}")
+    table.add_row("tokens in the arena", f"{plan.num_pages * plan.kv.page_tokens:,}")
+    table.add_row("bytes of a token's keys and values", f"{token_bytes:,.0f}")
+    if deployment.hardware.bandwidth_gbps:
+        weights = sum(row.nbytes for row in plan.rows if row.kind == "weights" and row.item != "embedding")
+        bound = deployment.hardware.bandwidth_gbps * 1e9 / weights
+        table.add_row("tokens/s of one sequence that the memory bandwidth allows", f"{bound:,.0f}")
+    return table
