@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.load import compose, model_overrides
@@ -16,7 +16,7 @@ from treadle.runtime.driver import Driver, StepEngine
 from treadle.runtime.progress import AnswerBar, PhaseBars
 from treadle.runtime.request import Request, RequestError, SamplingParams
 from treadle.runtime.text.output import Delta
-from treadle.runtime.text.prompt import Limits, prepare
+from treadle.runtime.text.prompt import Limits, Prompt, prepare, text_and_ids, texts_and_ids
 from treadle.runtime.text.template import ChatTemplate, chat_template
 from treadle.runtime.text.tokenizer import Tokenizer
 
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-
-class TextPrompt(TypedDict):
-    """A prompt as text."""
-
-    prompt: str
-
-
-class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
-
-    prompt_token_ids: Sequence[int]
-
-
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 KEYWORDS = {
     "dtype": "model.dtype",
@@ -49,6 +35,9 @@ KEYWORDS = {
     "max_num_batched_tokens": "scheduler.max_step_tokens",
 }
 """vLLM's names of what is also a key of the configuration"""
+
+NEUTRAL = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "trust_remote_code": (True, False)}
+"""keywords of vLLM with the values that ask for nothing: one device, and no model of ours needs foreign code"""
 
 
 class LLM:
@@ -70,6 +59,7 @@ class LLM:
         **keywords: Any,
     ) -> None:
         chosen = [] if model is None else model_overrides(str(model))
+        overrides = [overrides] if isinstance(overrides, str) else overrides
         deployment = compose([*chosen, *_keyword_overrides(keywords), *overrides], config_dir)
         from treadle.graph.resolve import resolve
 
@@ -111,7 +101,7 @@ class LLM:
 
         Raises: RequestError for a prompt or parameters that cannot run, before any of them does.
         """
-        return self._generate(_texts_and_ids(prompts), sampling_params, use_tqdm)
+        return self._generate(texts_and_ids(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -150,7 +140,7 @@ class LLM:
 
         Raises: RequestError at once if the prompt or the parameters cannot run.
         """
-        text, ids = _text_and_ids(prompt, "prompt")
+        text, ids = text_and_ids(prompt, "prompt")
         request = self._request(text, ids, self._params(sampling_params, 1)[0], "prompt", add_special_tokens)
         return self._deltas(request)
 
@@ -267,31 +257,12 @@ def _keyword_overrides(keywords: Mapping[str, Any]) -> list[str]:
     """Return vLLM's keywords as overrides. Raises ConfigError for one that means nothing here."""
     overrides = []
     for name, value in keywords.items():
+        if value in NEUTRAL.get(name, ()):
+            continue
         if name not in KEYWORDS:
+            problem = "not supported by LLM" if name in NEUTRAL else "no such keyword of LLM"
             hint = "any key of the configuration goes into overrides=['group.key=value']"
-            raise ConfigError(
-                "no such keyword of LLM", key=name, value=value, nearest=nearest(name, KEYWORDS), hint=hint
-            )
+            raise ConfigError(problem, key=name, value=value, nearest=nearest(name, KEYWORDS), hint=hint)
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         overrides.append(f"{KEYWORDS[name]}={text}")
     return overrides
-
-
-def _texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
-    """Return each prompt as its text or its ids."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [_text_and_ids(prompts, "prompts[0]")]
-    return [_text_and_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
-
-
-def _text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | None]:
-    if isinstance(prompt, Mapping):
-        keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
-        if not keys:
-            raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
-        prompt = prompt[keys[0]]
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, Sequence):
-        return None, prompt
-    raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)

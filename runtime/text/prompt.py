@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import msgspec
 
 from treadle.runtime.request import Request, RequestError, SamplingParams
 from treadle.runtime.text.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +74,27 @@ def prepare(
         )
     eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id < limits.vocab)
     return Request(id=request_id, prompt=ids, params=params, eos_ids=eos_ids, arrival_s=time.monotonic())
+
+
+def texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
+    """Return each prompt, of one or of many, as its text or its ids; a list of ints is one prompt."""
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
+        return [text_and_ids(prompts, "prompts[0]")]
+    return [text_and_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+
+
+def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | None]:
+    """Return a prompt in any form as its text or its ids. Raises RequestError naming ``field``."""
+    if isinstance(prompt, Mapping):
+        keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
+        if not keys:
+            raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
+        prompt = prompt[keys[0]]
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Sequence):
+        return None, prompt
+    raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)
 
 
 def _typed(params: SamplingParams) -> SamplingParams:

@@ -189,8 +189,10 @@ def test_unknown_keywords_name_the_nearest():
         LLM("smollm2", max_model_lenn=5)
     with pytest.raises(ConfigError, match=r"kv.page_tokens=3"):
         LLM("smollm2", block_size=3)
-    with pytest.raises(ConfigError, match=r"kv.page_token"):
-        LLM("smollm2", overrides=["kv.page_token=16"])
+    with pytest.raises(ConfigError, match=r"kv.page_token.*did you mean kv.page_tokens"):
+        LLM("smollm2", overrides="kv.page_token=16")
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: not supported"):
+        LLM("smollm2", trust_remote_code=True, tensor_parallel_size=2)
 
 
 def test_params_may_be_lists_or_one_string():
@@ -220,7 +222,7 @@ def test_the_whole_way_from_overrides_to_text():
         "hardware.threads=1",
         "kv.memory=1MiB",
     ]
-    with LLM(overrides=overrides, max_model_len=64) as llm:
+    with LLM(overrides=overrides, max_model_len=64, tensor_parallel_size=1) as llm:
         prompts = ["hello", [1, 2, 3], "hello"]
         params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
         first, second, again = llm.generate(prompts, params)
