@@ -34,7 +34,8 @@ class PhaseBars:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:  # stopping what never started prints an empty line
+            self._progress.stop()
 
     def __call__(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Note that ``phase`` has got to ``done`` of ``total``; 0 of 0 if nobody knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -78,12 +79,14 @@ def _call(task: Callable[[DictConfig], None], argv: list[str]) -> int:
     """Run Hydra's own command line with ``argv`` and return its exit code."""
     register_schema()
     decorated: Any = hydra.main(f"pkg://{CONFIG_MODULE}", CONFIG_NAME, version_base=VERSION_BASE)(task)
-    before = sys.argv
+    root, before = logging.getLogger(), sys.argv
+    handlers, level = root.handlers[:], root.level
     sys.argv = ["treadle", *argv]
     try:
         decorated()
     except SystemExit as leave:
         return 2 if leave.code else 0
     finally:
-        sys.argv = before
+        sys.argv, root.handlers[:] = before, handlers  # Hydra prints --info by a handler of the root logger
+        root.setLevel(level)
     return 0

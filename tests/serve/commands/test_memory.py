@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from treadle.conf.load import compose
+from treadle.graph.resolve import resolve
+from treadle.serve.commands.memory import run
+
+
+def printed(*overrides: str) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    assert run(resolve(compose(["model=qwen3-0.6b", "hardware.memory=8GiB", *overrides])), console) == 0
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def numbers(text: str, start: str) -> list[int]:
+    line = next(line for line in text.splitlines() if start in line)
+    return [int(number.replace(",", "")) for number in re.findall(r"(?<![\d.])\d[\d,]*(?![\d.])", line)]
+
+
+def test_every_byte_of_the_plan_is_printed():
+    text = printed()
+    plan = resolve(compose(["model=qwen3-0.6b", "hardware.memory=8GiB"])).plan
+    for row in plan.rows:
+        assert row.item in text
+        assert f"{row.nbytes:,}" in text
+    assert plan.total_bytes in numbers(text, "of 8.00 GiB")
+    assert plan.total_bytes + plan.free_bytes == 8 << 30
+
+
+def test_weights_of_a_known_shape_are_exact():
+    """Qwen3-0.6B has 596,049,920 parameters, at two bytes each in bfloat16."""
+    rows = resolve(compose(["model=qwen3-0.6b", "model.dtype=bfloat16"])).plan.rows
+    assert sum(row.nbytes for row in rows if row.kind == "weights") == 2 * 596_049_920
+
+
+@pytest.mark.parametrize("page_tokens", [16, 64])
+def test_what_fits_follows_the_arena(page_tokens):
+    text = printed("kv.memory=1GiB", f"kv.page_tokens={page_tokens}", "model.dtype=bfloat16", "model.max_len=1024")
+    token_bytes = 28 * 2 * 8 * 128 * 2
+    assert numbers(text, "bytes of a token")[-1] == token_bytes
+    tokens = numbers(text, "tokens in the arena")[-1]
+    assert (1 << 30) - 2 * page_tokens * token_bytes <= tokens * token_bytes <= 1 << 30
+    assert numbers(text, "that the arena holds at once")[-1] == tokens // 1024
+
+
+def test_a_known_bandwidth_bounds_the_speed():
+    assert "bandwidth allows" not in printed()
+    assert numbers(printed("hardware.bandwidth_gbps=100", "model.dtype=bfloat16"), "bandwidth allows")[-1] in range(
+        83, 85
+    )

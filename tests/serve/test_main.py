@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tiny_model import write_model
+
+from treadle.serve.__main__ import main
+from treadle.serve.commands import COMMANDS
+
+DUMMY = ["model=qwen3-0.6b", "kv.memory=512MiB", "hardware.memory=8GiB"]
+
+
+def treadle(*words: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "treadle.serve", *words],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Fail if the child processes of the block take more processor time than this, or hang: the machine may be busy."""
+    before, begin = os.times(), time.monotonic()
+    yield
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < seconds
+    assert time.monotonic() - begin < 10 * seconds
+
+
+def test_help_lists_commands_groups_and_keys(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command.name} " in text
+    for part in ("smollm2", "preset", "laptop", "model.path=DIR", "--config-dir", "--cfg job", "version"):
+        assert part in text
+
+
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 0
+    assert "commands" in capsys.readouterr().out
+
+
+def test_help_of_a_command_has_its_options_and_an_example(capsys):
+    assert main(["generate", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--max-tokens" in text
+    assert "treadle generate" in text
+
+
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version(capsys, word):
+    assert main([word]) == 0
+    assert capsys.readouterr().out.startswith("treadle 0.")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_its_module_and_takes_its_options(command):
+    module = importlib.import_module(f"treadle.serve.commands.{command.name}")
+    names = [option.name for option in command.options] + ([command.words] if command.words else [])
+    code = module.run.__code__
+    assert set(names) <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["serve", "kv.page_token=32"], "did you mean kv.page_tokens?"),
+        (["serve", "model=smollm3"], "did you mean model=smollm2?"),
+        (["serv"], "did you mean serve?"),
+        (["serve", "model=hf", "model.path=/no/such/model"], "no such file or directory"),
+        (["serve", "model=hf", "model.path=."], "config.json"),
+        (["serve", "model=llama3-8b", "hardware=h200"], "hardware=cpu"),
+        (["serve", *DUMMY, "kv.memory=64MiB", "model.max_len=30000"], "did you mean model.max_len="),
+        (["memory", "--lock", "nothing.yaml"], "no such file"),
+        (["lock", *DUMMY, "--output", "no/such/folder/x.yaml"], "cannot be written"),
+        (["memory", "-m", "kv.page_token=8,16"], "did you mean kv.page_tokens?"),
+        (["-m"], "treadle memory -m"),
+    ],
+)
+def test_a_mistake_is_exit_code_2_one_line_and_no_traceback_within_3_seconds(tmp_path, words, part):
+    """PAINS row 54, and every refusal: before torch is imported or weights are read."""
+    with at_most(seconds=3):
+        done = treadle(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_needs_no_torch_and_3_seconds(tmp_path):
+    write_model(tmp_path / "tiny")
+    code = (
+        "import sys; from treadle.serve.__main__ import main; "
+        "assert main(['memory', 'model=hf', 'model.path=tiny']) == 0; assert 'torch' not in sys.modules"
+    )
+    with at_most(seconds=3):
+        subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+
+
+def test_a_bug_is_not_dressed_up_as_a_users_mistake(monkeypatch):
+    def broken(*_: object, **__: object) -> int:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("treadle.serve.commands.memory.run", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        main(["memory", *DUMMY])
+
+
+def test_interrupted_is_130(monkeypatch):
+    def interrupted(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treadle.serve.commands.memory.run", interrupted)
+    assert main(["memory", *DUMMY]) == 130
