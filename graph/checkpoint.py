@@ -74,6 +74,7 @@ class Checkpoint:
         self.source, self.spec, self.seed = source, spec, seed
         wanted = expected(spec)
         self.unused: list[str] = []
+        """tensors of the source that no weight comes from, and that no rule lets be there"""
         self._recipes: dict[str, _Recipe] = {}
         self.initial: Mapping[str, Expected]
         """weights that are made up instead of read"""
@@ -136,16 +137,15 @@ class Checkpoint:
         recipe.pieces[index] = piece
 
     def _check(self, wanted: Mapping[str, Expected], missing: list[str], allow_unused: Sequence[str]) -> None:
-        unread = [tensor for tensor in self.unused if not _matches(tensor, allow_unused)]
         # a tied head may be stored all the same; anything else that nobody reads is a mistake
         ignored = {"head.weight"} if self.spec.head.tied else set()
-        unread += [
+        self.unused += [
             piece.tensor
             for name, recipe in self._recipes.items()
             if name not in wanted and name not in ignored
             for piece in recipe.pieces.values()
-            if not _matches(piece.tensor, allow_unused)
         ]
+        unread = [tensor for tensor in self.unused if not _matches(tensor, allow_unused)]
         for name in [name for name in self._recipes if name not in wanted]:
             del self._recipes[name]
         problems = []
@@ -173,8 +173,8 @@ class Checkpoint:
             raise CheckpointError("; ".join(problems), key=self._where, hint=hint)
 
     @property
-    def _where(self) -> str:
-        return str(self.source.path)
+    def _where(self) -> str | None:
+        return str(self.source.path) if self.source.path is not None else None
 
     def _shape(self, recipe: _Recipe) -> tuple[int, ...]:
         shape = recipe.pieces[0].shape
@@ -207,17 +207,15 @@ def _applies(rule: Rule, match: re.Match[str]) -> bool:
 
 def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[str, _Piece]]:
     """Return target and piece for every output of a rule. Raises ValueError if the shape does not allow it."""
-    if (rule.t or rule.post_t) and len(shape) < 2:
-        raise ValueError("cannot be transposed")
     if rule.t:
-        shape = (*shape[:-2], shape[-1], shape[-2])
+        shape = _transposed(shape)
     if rule.reshape is not None:
         if math.prod(rule.reshape) != math.prod(shape):
             raise ValueError(f"cannot become {list(rule.reshape)}")
         shape = rule.reshape
     if rule.gsplit is None:
         assert rule.to is not None
-        return [(rule.to, _Piece(tensor, rule, _swapped(shape, rule)))]
+        return [(rule.to, _Piece(tensor, rule, _transposed(shape) if rule.post_t else shape))]
     split = rule.gsplit
     total, rest = divmod(shape[split.dim], split.groups)
     if rest or total % sum(split.sizes):
@@ -226,13 +224,15 @@ def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[s
     result = []
     for part, target in enumerate(split.to):
         if target:
-            piece_shape = (*shape[: split.dim], sizes[part] * split.groups, *shape[split.dim + 1 :])
-            result.append((target, _Piece(tensor, rule, _swapped(piece_shape, rule), sizes, part)))
+            made = (*shape[: split.dim], sizes[part] * split.groups, *shape[split.dim + 1 :])
+            result.append((target, _Piece(tensor, rule, _transposed(made) if rule.post_t else made, sizes, part)))
     return result
 
 
-def _swapped(shape: tuple[int, ...], rule: Rule) -> tuple[int, ...]:
-    return (*shape[:-2], shape[-1], shape[-2]) if rule.post_t else shape
+def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        raise ValueError("cannot be transposed")
+    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

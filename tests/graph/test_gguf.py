@@ -1,0 +1,244 @@
+"""GGUF files of every type and architecture, written with the gguf package, equal the directories they came from."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from oracle import Tiny, tiny
+from torch import Tensor
+
+from treadle.graph.checkpoint import Checkpoint
+from treadle.graph.family import family_for, load_spec
+from treadle.graph.gguf import MODEL_TYPES, GGUFSource, unpermute
+from treadle.graph.source import SourceError, open_source
+from treadle.graph.spec import Attention
+
+TYPES = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16, "Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0, "Q4_1": Type.Q4_1}
+NAMES = {
+    r"model\.embed_tokens\.": "token_embd.",
+    r"model\.norm\.": "output_norm.",
+    r"lm_head\.": "output.",
+    r"model\.layers\.(\d+)\.input_layernorm\.": r"blk.\1.attn_norm.",
+    r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.": r"blk.\1.attn_\2.",
+    r"model\.layers\.(\d+)\.self_attn\.o_proj\.": r"blk.\1.attn_output.",
+    r"model\.layers\.(\d+)\.self_attn\.([qk])_norm\.": r"blk.\1.attn_\2_norm.",
+    r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.": r"blk.\1.ffn_\2.",
+}
+PLAIN = {r"model\.layers\.(\d+)\.post_attention_layernorm\.": r"blk.\1.ffn_norm."}
+SANDWICH = {
+    r"model\.layers\.(\d+)\.post_attention_layernorm\.": r"blk.\1.post_attention_norm.",
+    r"model\.layers\.(\d+)\.pre_feedforward_layernorm\.": r"blk.\1.ffn_norm.",
+    r"model\.layers\.(\d+)\.post_feedforward_layernorm\.": r"blk.\1.post_ffw_norm.",
+}
+
+
+def permuted(tensor: Tensor, heads: int) -> Tensor:
+    """What llama.cpp's conversion does to q and k of the llama architecture."""
+    rows = tensor.shape[0]
+    return tensor.reshape(heads, 2, rows // heads // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def write(model: Tiny, path: Path, architecture: str, kind: str = "F32", **metadata: Any) -> Path:
+    """Write the file that llama.cpp's conversion would make of a directory."""
+    source, config = open_source(model.path), model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    if (head_dim := config.get("head_dim")) is not None:
+        writer.add_key_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if config.get(key):
+            getattr(writer, f"add_{key}")(config[key])
+    writer.add_token_list([f"<{i}>" for i in range(config["vocab_size"])])
+    writer.add_eos_token_id(2)
+    for key, value in metadata.items():
+        writer.add_string(key.replace("__", "."), value) if isinstance(value, str) else writer.add_float32(
+            key.replace("__", "."), value
+        )
+    for name in source.tensors:
+        tensor = source.read(name).float()
+        if architecture == "llama" and (match := re.search(r"self_attn\.([qk])_proj", name)):
+            tensor = permuted(tensor, config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"])
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        rules = NAMES | (SANDWICH if architecture in ("gemma2", "gemma3") else PLAIN)
+        renamed = next(re.sub(pattern, to, name) for pattern, to in rules.items() if re.match(pattern, name))
+        array = tensor.contiguous().numpy()
+        stored = TYPES[kind] if tensor.ndim == 2 else Type.F32
+        writer.add_tensor(renamed, gguf.quants.quantize(array, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_dequantise_as_gguf_does(kind: str, tmp_path: Path) -> None:
+    model = tiny("llama")
+    file, original = open_source(write(model, tmp_path / "m.gguf", "llama", kind)), open_source(model.path)
+    assert set(file.tensors) == set(original.tensors)
+    assert file.tensors["lm_head.weight"].dtype in ("float32", "float16", "bfloat16", kind)
+    for name in original.tensors:
+        exact = original.read(name)
+        stored = TYPES[kind] if exact.ndim == 2 else Type.F32
+        heads = {"q": 4, "k": 2}.get(name.split("_proj")[0][-1], 0) if "_proj" in name else 0
+        twisted = (permuted(exact, heads) if heads else exact).contiguous().numpy()
+        expected = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(twisted, stored), stored).copy())
+        expected = unpermute(expected, heads) if heads else expected
+        made = file.read(name)
+        assert torch.equal(made.float(), expected), name
+        assert float((made.float() - exact).abs().max()) <= (0.0 if kind == "F32" else 0.3)
+    file.close()
+    assert torch.equal(file.read("lm_head.weight"), file.read("lm_head.weight"))
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("llama", "llama"),
+        ("llama-bias", "llama"),
+        ("llama-tied", "llama"),
+        ("llama-wide-heads", "llama"),
+        ("qwen2", "qwen2"),
+        ("qwen3-tied", "qwen3"),
+        ("gemma", "gemma"),
+        ("gemma2", "gemma2"),
+        ("gemma3-untied-capped", "gemma3"),
+    ],
+)
+def test_architectures_give_the_model_of_the_directory(name: str, architecture: str, tmp_path: Path) -> None:
+    model = tiny(name)
+    file, original = open_source(write(model, tmp_path / "m.gguf", architecture)), open_source(model.path)
+    assert family_for(file.config) == family_for(original.config)
+    made, wanted = (load_spec(family_for(source.config), source.config) for source in (file, original))
+    assert (made.hidden, made.vocab, made.max_positions, made.head) == (wanted.hidden, wanted.vocab, 128, wanted.head)
+    assert made.embed == wanted.embed
+    for layer, other in zip(made.layers, wanted.layers, strict=True):
+        ours, theirs = layer.subs[0].op, other.subs[0].op
+        assert isinstance(ours, Attention)
+        assert isinstance(theirs, Attention)
+        skipped = ("rope", "scale", "bias", "o_bias")
+        fields = [field for field in ours.__struct_fields__ if field not in skipped]
+        assert {field: getattr(ours, field) for field in fields} == {field: getattr(theirs, field) for field in fields}
+        assert layer.subs[0].pre == other.subs[0].pre
+    a, b = Checkpoint(file, made), Checkpoint(original, wanted)
+    assert set(a.weights) == set(b.weights)
+    for weight in a.weights:
+        torch.testing.assert_close(a.read(weight), b.read(weight), rtol=0, atol=1e-6)
+
+
+def test_metadata_becomes_config(tmp_path: Path) -> None:
+    source = open_source(write(tiny("llama"), tmp_path / "m.gguf", "llama", "Q8_0"))
+    assert source.kind == "gguf"
+    assert source.config["rms_norm_eps"] == 0.01, "the decimal that was meant, not the nearest float32"
+    assert source.config["torch_dtype"] == "bfloat16"
+    assert source.config["eos_token_id"] == 2
+    assert source.metadata["tokenizer.ggml.tokens"][:2] == ["<0>", "<1>"]
+    assert source.fingerprint() != open_source(write(tiny("qwen3"), tmp_path / "n.gguf", "qwen3")).fingerprint()
+
+
+def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in (
+        ("context_length", 64),
+        ("embedding_length", 64),
+        ("block_count", 1),
+        ("feed_forward_length", 32),
+    ):
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    factors = numpy.arange(1, 9, dtype=numpy.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
+    writer.add_tensor("token_embd.weight", numpy.zeros((3, 64), dtype=numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = open_source(path)
+    assert "rope_freqs.weight" not in source.tensors
+    op = load_spec("llama", {**source.config, "hidden_act": "silu"}).layers[0].subs[0].op
+    assert isinstance(op, Attention)
+    assert op.rope is not None
+    assert op.rope.scaling.short_factor == op.rope.scaling.long_factor == tuple(range(1, 9))
+    assert op.rope.scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("linear", 4.0), ("yarn", 4.0)])
+def test_rope_scaling(kind: str, factor: float, tmp_path: Path) -> None:
+    more = {"llama__rope__scaling__type": kind, "llama__rope__scaling__factor": factor}
+    source = open_source(write(tiny("llama"), tmp_path / "m.gguf", "llama", **more))
+    op = load_spec("llama", source.config).layers[0].subs[0].op
+    assert isinstance(op, Attention)
+    assert op.rope is not None
+    assert (op.rope.scaling.rope_type, op.rope.scaling.factor, op.rope.theta) == (kind, factor, 4321.0)
+    unknown = {"llama__rope__scaling__type": "spiral"}
+    with pytest.raises(SourceError, match="=spiral: this rope scaling"):
+        open_source(write(tiny("llama"), tmp_path / "n.gguf", "llama", **unknown))
+
+
+def test_types_and_architectures_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = write(tiny("llama"), tmp_path / "m.gguf", "llama")
+    path.write_bytes(
+        path.read_bytes().replace(
+            b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama",
+            b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0lamma",
+        )
+    )
+    with pytest.raises(SourceError, match=r"=lamma: no family reads this architecture; did you mean llama"):
+        open_source(path)
+    content = bytearray(write(tiny("llama"), path, "llama").read_bytes())
+    place = content.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8
+    content[place] = 14
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"m\.gguf: blk\.1\.ffn_up\.weight is Q6_K; types that can be read: F32"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("cut", [3, 30, 2000, -1])
+def test_truncated_file_is_named(cut: int, tmp_path: Path) -> None:
+    path = write(tiny("llama"), tmp_path / "m.gguf", "llama")
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(SourceError, match=r"m\.gguf: .*truncated"):
+        open_source(path)
+    path.write_bytes(b"GGML" + b"\0" * 100)
+    with pytest.raises(SourceError, match="not a GGUF file"):
+        open_source(path)
+
+
+def test_a_long_vocabulary_opens_quickly(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token{i}" for i in range(100_000)])
+    writer.add_tensor("x", numpy.zeros((2, 2), dtype=numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    started = time.perf_counter()
+    with pytest.raises(SourceError, match=r"no llama\.attention\.head_count in the metadata"):
+        GGUFSource(path)
+    assert time.perf_counter() - started < 2.0
+
+
+def test_every_architecture_has_a_family() -> None:
+    assert {family_for({"model_type": kind}) for kind in MODEL_TYPES.values()} == set(MODEL_TYPES.values())
