@@ -32,7 +32,7 @@ class BodyWriter:
     def __init__(self, shapes: Shapes, graph: FxGraph | None = None) -> None:
         self.shapes = shapes
         self.graph = graph if graph is not None else FxGraph()
-        self._inputs = {node.name: node for node in self.graph.find_nodes(op="placeholder")}
+        self._inputs: dict[str, Node] = {node.name: node for node in self.graph.find_nodes(op="placeholder")}
 
     def input(self, name: str, role: Role, shape: Sequence[int | str], dtype: torch.dtype) -> Node:
         """Return the placeholder called ``name``, made on first use. Its name is the key of its binding."""

@@ -106,7 +106,11 @@ class _ModelBuilder:
         rows = writer.affine(rows, scale=head.in_scale, label="head_in")
         weight = "embed.weight" if head.tied else "head.weight"
         logits = writer.op(
-            "linear", rows, writer.weight(weight, "head_weight"), writer.optional("head.bias", "head_bias"), label="head"
+            "linear",
+            rows,
+            writer.weight(weight, "head_weight"),
+            writer.optional("head.bias", "head_bias"),
+            label="head",
         )
         logits = writer.affine(logits, scale=head.scale, softcap=head.softcap, label="head_out")
         self.bodies["head"] = writer.finish("head", {"logits": logits})
@@ -154,9 +158,7 @@ class LayerWriter(BodyWriter):
         _refuse(path, {"gate_act": norm.gate_act, "low_rank_gate": norm.low_rank_gate})
         weight = self.optional(f"{path}.weight", f"{name}_weight")
         bias = self.optional(f"{path}.bias", f"{name}_bias")
-        return self.op(
-            "norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name
-        )
+        return self.op("norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name)
 
     def linear(self, x: Node, path: str, name: str) -> Node:
         """Append x W^T + b."""
@@ -197,12 +199,15 @@ def _write_sub(writer: LayerWriter, sub: Sub, h: Node, path: str) -> Node:
         case Mlp():
             return _write_mlp(writer, sub.op, h, path, sub.name)
         case _:
-            raise SpecError(f"{path}: op {type(sub.op).__name__.lower()} has no kernels yet; there are attention and mlp")
+            raise SpecError(
+                f"{path}: op {type(sub.op).__name__.lower()} has no kernels yet; there are attention and mlp"
+            )
 
 
 _LATER_SUB = ("branches", "post_residual", "tap", "source", "hold", "add", "post_conv", "snapshot")
 _LATER_ATTENTION = (
-    "chunk", "v_norm", "out_norm", "gate", "alibi", "q_temperature", "v_from_k", "kv_from", "k_conv", "rel", "diff", "index",
+    "chunk", "v_norm", "out_norm", "gate", "alibi", "q_temperature", "v_from_k", "kv_from", "k_conv", "rel", "diff",
+    "index",
 )  # fmt: skip
 _LATER_MLP = ("limit", "beta", "linear_beta", "inner_norm", "sparsity", "learned_scale")
 
@@ -212,7 +217,10 @@ def _write_attention(writer: LayerWriter, op: Attention, h: Node, path: str, nam
     q, k, v = (writer.linear(h, f"{path}.{part}", f"{name}_{part}") for part in "qkv")
     if op.qk_norm is not None and op.qk_norm.scope == "full":
         q, k = (writer.norm(op.qk_norm, t, f"{path}.{p}_norm", f"{name}_{p}_norm") for t, p in ((q, "q"), (k, "k")))
-    k, v = writer.affine(k, scale=op.k_scale, label=f"{name}_k_scale"), writer.affine(v, scale=op.v_scale, label=f"{name}_v_scale")
+    k, v = (
+        writer.affine(k, scale=op.k_scale, label=f"{name}_k_scale"),
+        writer.affine(v, scale=op.v_scale, label=f"{name}_v_scale"),
+    )
     q, k, v = (writer.affine(t, clip=op.clip, label=f"{name}_{p}_clip") for t, p in zip((q, k, v), "qkv"))
     q = writer.view(q, (-1, op.heads, op.head_dim), f"{name}_q_heads")
     k = writer.view(k, (-1, op.kv_heads, op.head_dim), f"{name}_k_heads")
@@ -248,7 +256,9 @@ def _write_mlp(writer: LayerWriter, op: Mlp, h: Node, path: str, name: str) -> N
         hidden = writer.op("act_mul", gate, writer.linear(h, f"{path}.up", f"{name}_up"), op.act, label=f"{name}_act")
     else:
         hidden = writer.op("activation", writer.linear(h, f"{path}.up", f"{name}_up"), op.act, label=f"{name}_act")
-    return writer.affine(writer.linear(hidden, f"{path}.down", f"{name}_down"), scale=op.out_scale, label=f"{name}_out_scale")
+    return writer.affine(
+        writer.linear(hidden, f"{path}.down", f"{name}_down"), scale=op.out_scale, label=f"{name}_out_scale"
+    )
 
 
 def _refuse(path: str, fields: Mapping[str, Any]) -> None:

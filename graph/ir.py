@@ -109,7 +109,6 @@ class Body:
         return self.compiled or torch.fx.GraphModule(torch.nn.Module(), self.graph).forward
 
 
-
 def role(node: torch.fx.Node) -> Role:
     """Return what binds a placeholder."""
     found = node.meta["role"]

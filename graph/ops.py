@@ -1,6 +1,6 @@
 """The semantic ops: one schema and one shape function each, registered once under ``treadle::``.
 
-An op says what is computed, never how: ``treadle.kernels`` holds a plain-torch reference and the fast versions, one file
+An op says what is computed, never how: ``treadle.kernels`` holds a plain-torch reference and the fast versions, a file
 an op. Legend of shapes: T tokens of the flat batch, B sequences, H query heads, K kv heads, D head dim, C channels.
 
 State and metadata are explicit inputs. A row whose position is negative belongs to no live sequence: it writes no state
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("treadle", "DEF")
+_library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
 
 SCHEMAS: dict[str, str] = {
@@ -43,7 +43,8 @@ SCHEMAS: dict[str, str] = {
     "affine": "(Tensor x, float scale=1.0, float softcap=0.0, float clip=0.0) -> Tensor",
     # x [T, H, D], positions [T] int64, table [L, R] fp32 = cos [R/2] ++ sin [R/2]; rotates R of the D channels,
     # the first (at "head") or the last ("tail"); layout "half" | "interleaved" | "half_neg"
-    "rope": "(Tensor x, Tensor positions, Tensor table, str layout='half', str at='head', bool inverse=False) -> Tensor",
+    "rope": "(Tensor x, Tensor positions, Tensor table, str layout='half', str at='head', bool inverse=False)"
+    " -> Tensor",
     # q [T, H, Dk], k [T, K, Dk], v [T, K, Dv], kv [B, L, K, Dk + Dv] -> [T, H, Dv]; causal over each sequence's
     # history; window 0 = unlimited, else a query sees keys at distance < window; sinks [H] are extra logits
     "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) kv, Tensor seq_ids, Tensor positions, Tensor q_starts,"
@@ -53,7 +54,8 @@ SCHEMAS: dict[str, str] = {
     " Tensor layer_offset, int page_tokens) -> ()",
     # rope(q), and cache_write(rope(k), v)
     "rope_cache_write": "(Tensor q, Tensor k, Tensor v, Tensor table, Tensor(a!) arena, Tensor page_table,"
-    " Tensor seq_ids, Tensor positions, Tensor layer_offset, int page_tokens, str layout='half', str at='head') -> Tensor",
+    " Tensor seq_ids, Tensor positions, Tensor layer_offset, int page_tokens, str layout='half', str at='head')"
+    " -> Tensor",
     # q [T, H, Dk] over the pages of each sequence -> [T, H, Dv]; pages hold q's dtype
     "paged_attention": "(Tensor q, Tensor arena, Tensor page_table, Tensor q_starts, Tensor kv_lens,"
     " Tensor layer_offset, Tensor? sinks, int page_tokens, int kv_heads, int v_dim, float scale, int window=0,"
@@ -61,7 +63,8 @@ SCHEMAS: dict[str, str] = {
     # weight int8 [N, K], scale [N, K / group] float32: w = weight * scale, group along K
     "linear_int8": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int group) -> Tensor",
     # rows of an int8 table as `dtype`, times scale_out rounded to it
-    "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype, int group, float scale_out=1.0) -> Tensor",
+    "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype, int group, float scale_out=1.0)"
+    " -> Tensor",
 }
 
 
@@ -110,9 +113,7 @@ def _paged_attention(
     return q.new_empty(q.shape[0], q.shape[1], v_dim)
 
 
-def _embed_int8(
-    ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, *_: object, **__: object
-) -> Tensor:
+def _embed_int8(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, *_: object, **__: object) -> Tensor:
     return scale.new_empty(ids.shape[0], weight.shape[1], dtype=dtype)
 
 
@@ -141,7 +142,7 @@ WRITES_STATE = frozenset({"attention", "cache_write", "rope_cache_write"})
 
 def _register(names: Sequence[str]) -> None:
     for name in names:
-        _library.define(name + SCHEMAS[name])
+        _library.define(name + SCHEMAS[name])  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"treadle::{name}", SHAPES[name], lib=_library)
 
 
@@ -154,7 +155,7 @@ def implement(name: str, function: Callable[..., object]) -> None:
     Raises: RuntimeError if the op already has one, KeyError if there is no such op.
     """
     SCHEMAS[name]
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 def op(name: str) -> torch._ops.OpOverload:

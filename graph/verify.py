@@ -1,4 +1,4 @@
-"""What a graph promises at each level, checked after every pass. A broken promise is a bug of the pass, not of a user."""
+"""What a graph promises at each level, checked after every pass. A broken promise is a bug of the pass."""
 
 from __future__ import annotations
 
@@ -21,11 +21,38 @@ VIEWS = frozenset(
 
 LEVEL_OPS = {
     Level.MODEL: frozenset(
-        "embed linear norm add activation act_mul affine rope attention linear_int8 embed_int8".split()
+        [
+            "embed",
+            "linear",
+            "norm",
+            "add",
+            "activation",
+            "act_mul",
+            "affine",
+            "rope",
+            "attention",
+            "linear_int8",
+            "embed_int8",
+        ]
     ),
     Level.SHARDED: frozenset(
-        "embed linear norm add add_norm activation act_mul gated_activation affine rope cache_write rope_cache_write"
-        " paged_attention linear_int8 embed_int8".split()
+        [
+            "embed",
+            "linear",
+            "norm",
+            "add",
+            "add_norm",
+            "activation",
+            "act_mul",
+            "gated_activation",
+            "affine",
+            "rope",
+            "cache_write",
+            "rope_cache_write",
+            "paged_attention",
+            "linear_int8",
+            "embed_int8",
+        ]
     ),
 }
 
@@ -81,7 +108,9 @@ def _verify_target(level: Level, where: str, node: Node) -> None:
         _require("kernel" in node.meta, where, "has no kernel chosen")
         return
     namespace, _, name = str(getattr(node.target, "_name", node.target)).partition("::")
-    _require(namespace == "treadle" and name in LEVEL_OPS[level], where, f"{node.target} is no op of level {level.value}")
+    _require(
+        namespace == "treadle" and name in LEVEL_OPS[level], where, f"{node.target} is no op of level {level.value}"
+    )
 
 
 def _verify_bindings(where: str, body: Body, call: Call) -> None:

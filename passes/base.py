@@ -134,3 +134,9 @@ def arguments(node: Node) -> dict[str, Any]:
 def results(node: Node) -> dict[int, Node]:
     """Return the getitem nodes that pick the results of a call that returns several."""
     return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
+
+
+def as_node(argument: object) -> Node:
+    """Return an argument that is known to be the result of another node."""
+    assert isinstance(argument, Node)
+    return argument

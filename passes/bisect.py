@@ -1,4 +1,4 @@
-"""Finds where a program parts from what it should compute: the first pass that moves the logits, then the first node."""
+"""Finds where a program parts from what it should compute: the first pass that moves the logits, then the node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Culprit:
     node_error: float
 
 
-class _Found(Exception):  # noqa: N818  (a way out of the pipeline, not an error)
+class _Found(Exception):
     def __init__(self, culprit: Culprit) -> None:
         self.culprit = culprit
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
@@ -21,6 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from treadle.graph.ir import Body, Graph, Level
 from treadle.graph.target import Target
 from treadle.passes.base import Pass
+
+if TYPE_CHECKING:
+    from torch._inductor.standalone_compile import CompiledArtifact
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 
@@ -46,7 +50,9 @@ class Compile(Pass):
         return graph.replace_bodies(bodies, graph.calls)
 
     def _compile(self, body: Body, graph: Graph) -> Compiled:
-        import torch._inductor  # half a second, and only this pass needs it
+        # half a second, and only this pass needs it
+        import torch._inductor
+        from torch._inductor.standalone_compile import CompiledArtifact
 
         inputs = [node.meta["val"] for node in body.placeholders]
         with graph.shapes.mode:
@@ -56,14 +62,21 @@ class Compile(Pass):
             with torch._inductor.config.patch(compile_threads=1):
                 artifact = torch._inductor.standalone_compile(traced, inputs, dynamic_shapes="from_graph")
             _keep(artifact, path)
-        return torch._inductor.CompiledArtifact.load(path=str(path), format="unpacked")  # type: ignore[return-value]
+        return CompiledArtifact.load(path=str(path), format="unpacked")
 
     def _key(self, traced: GraphModule, types: list[str]) -> str:
-        facts = (traced.code, types, self.target, sorted(self.target.features), torch.__version__, torch.get_num_threads())
+        facts = (
+            traced.code,
+            types,
+            self.target,
+            sorted(self.target.features),
+            torch.__version__,
+            torch.get_num_threads(),
+        )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
-def _keep(artifact: torch._inductor.CompiledArtifact, path: Path) -> None:
+def _keep(artifact: CompiledArtifact, path: Path) -> None:
     """Save under ``path`` in one step, so that no other process sees half an artifact; the first one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.mkdtemp(dir=path.parent, prefix=".new-")

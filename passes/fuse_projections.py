@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from treadle.graph.ir import Call, Graph, Level, Role, role
 from treadle.graph.weights import Concat, Int8, WeightExpr
-from treadle.passes.base import BodyEditor, Pass, rewrite
+from treadle.passes.base import BodyEditor, Pass, as_node, rewrite
 
 # which arguments of each op hold weights whose rows are the outputs
 WEIGHT_ARGUMENTS = {"linear": (1, 2), "linear_int8": (1, 2, 3)}
@@ -51,14 +51,14 @@ def _edit(editor: BodyEditor, call: Call) -> None:
 
 
 def _is_weight(argument: object) -> bool:
-    return argument is None or isinstance(argument, Node) and argument.op == "placeholder" and role(argument) is Role.WEIGHT
+    return argument is None or (
+        isinstance(argument, Node) and argument.op == "placeholder" and role(argument) is Role.WEIGHT
+    )
 
 
 def _signature(node: Node, weight_arguments: tuple[int, ...]) -> tuple[object, ...]:
     """What has to be equal for two products to be one: input, other arguments, which weights there are."""
-    return tuple(
-        (argument is None) if i in weight_arguments else argument for i, argument in enumerate(node.args)
-    )
+    return tuple((argument is None) if i in weight_arguments else argument for i, argument in enumerate(node.args))
 
 
 def _join(editor: BodyEditor, call: Call, nodes: list[Node], weight_arguments: tuple[int, ...]) -> None:
@@ -68,7 +68,7 @@ def _join(editor: BodyEditor, call: Call, nodes: list[Node], weight_arguments: t
     for i in weight_arguments:
         if i >= len(arguments) or arguments[i] is None:
             continue
-        names = tuple(node.args[i].name for node in nodes)  # type: ignore[union-attr]
+        names = tuple(as_node(node.args[i]).name for node in nodes)
         rule = partial(_joined, names)
         arguments[i] = editor.weight("__".join(names), rule(call.weights), rule)
     sizes = [int(node.meta["val"].shape[-1]) for node in nodes]

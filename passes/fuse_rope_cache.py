@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from treadle.graph import ops
 from treadle.graph.ir import Call, Graph, Level
-from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
+from treadle.passes.base import BodyEditor, Pass, arguments, as_node, rewrite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,13 @@ def _edit(editor: BodyEditor, _: Call) -> None:
     for write in editor.find("cache_write"):
         w = arguments(write)
         attention = _reader(write)
-        q_rope, k_rope = attention.args[0], w["k"]
+        q_rope, k_rope = as_node(attention.args[0]), w["k"]
         if not (_is_rope(q_rope) and _is_rope(k_rope)):
             continue
         q, k = arguments(q_rope), arguments(k_rope)
-        alike = all(q[name] is k[name] or q[name] == k[name] for name in ("positions", "table", "layout", "at", "inverse"))
+        alike = all(
+            q[name] is k[name] or q[name] == k[name] for name in ("positions", "table", "layout", "at", "inverse")
+        )
         if not alike or q["inverse"] or len(q_rope.users) > 1 or len(k_rope.users) > 1:
             continue
         with editor.before(write):
@@ -50,5 +52,5 @@ def _reader(write: Node) -> Node:
     return node
 
 
-def _is_rope(node: object) -> bool:
-    return isinstance(node, Node) and node.target == ops.op("rope")
+def _is_rope(node: Node) -> bool:
+    return node.target == ops.op("rope")

@@ -26,7 +26,9 @@ REQUIRED = ("place_state", "choose_kernels")
 """Without these there is no program; the others only change how fast or small it is."""
 
 
-def pipeline(config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None = None) -> tuple[Pass, ...]:
+def pipeline(
+    config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None = None
+) -> tuple[Pass, ...]:
     """Return the passes of a deployment in order, those that are switched off left out.
 
     ``progress`` is told of bodies compiled. Raises: ConfigError if the order cannot work.
@@ -45,7 +47,7 @@ def pipeline(config: PassesConfig, target: Target, progress: Callable[[int, int]
     if missing:
         raise ConfigError(f"leaves out {', '.join(missing)}, which every program needs", key="passes.order")
     passes = tuple(made for name in config.order if (made := makers[name]()) is not None)
-    _check_levels(config, passes)
+    _check_levels(passes)
     return passes
 
 
@@ -54,7 +56,7 @@ def _compile(config: PassesConfig, target: Target, progress: Callable[[int, int]
     return Compile(target=target, cache=cache, progress=progress)
 
 
-def _check_levels(config: PassesConfig, passes: tuple[Pass, ...]) -> None:
+def _check_levels(passes: tuple[Pass, ...]) -> None:
     names = [made.name for made in passes]
     for made in passes:
         place, choose = names.index("place_state"), names.index("choose_kernels")

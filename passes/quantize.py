@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
 from treadle.graph.ir import Call, Graph, Level
 from treadle.graph.weights import Int8, WeightExpr
-from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
+from treadle.passes.base import BodyEditor, Pass, arguments, as_node, rewrite
+
+Part = Literal["weight", "scale"]
 
 
-def _quantized(name: str, group: int, what: str, weights: Mapping[str, WeightExpr]) -> WeightExpr:
+def _quantized(name: str, group: int, what: Part, weights: Mapping[str, WeightExpr]) -> WeightExpr:
     return Int8(weights[name], group, what)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Pass):
-    """Replaces every linear layer whose input size is a multiple of the group, and the embedding that shares the head."""
+    """Replaces every linear layer whose input is whole groups, and the embedding that shares the head."""
 
     level = Level.MODEL
     tolerance = 0.05
@@ -32,7 +35,10 @@ class Quantize(Pass):
     def __call__(self, graph: Graph) -> Graph:
         """Return the graph with int8 weights."""
         linear = {
-            call.weights[name] for call in graph.calls for name in _linear_weights(graph, call.body) if name in call.weights
+            call.weights[name]
+            for call in graph.calls
+            for name in _linear_weights(graph, call.body)
+            if name in call.weights
         }
 
         def edit(editor: BodyEditor, call: Call) -> None:
@@ -44,7 +50,7 @@ class Quantize(Pass):
 
 def _linear_weights(graph: Graph, body: str) -> list[str]:
     target = torch.ops.treadle.linear.default
-    return [node.args[1].name for node in graph.bodies[body].ops if node.target == target]  # type: ignore[union-attr]
+    return [as_node(node.args[1]).name for node in graph.bodies[body].ops if node.target == target]
 
 
 def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
@@ -74,7 +80,8 @@ def _edit_embed(editor: BodyEditor, call: Call, group: int, linear: set[WeightEx
 
 def _pair(editor: BodyEditor, call: Call, name: str, group: int) -> tuple[torch.fx.Node, torch.fx.Node]:
     made = []
-    for what, suffix in (("weight", "q"), ("scale", "s")):
+    suffixes: dict[Part, str] = {"weight": "q", "scale": "s"}
+    for what, suffix in suffixes.items():
         rule = partial(_quantized, name, group, what)
         made.append(editor.weight(f"{name}_{suffix}", rule(call.weights), rule))
     return made[0], made[1]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from treadle.graph.ir import Graph, Level
 from treadle.graph.program import StepInputs
-from treadle.graph.state import UNIT_BYTES, PagedKV
+from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV
 
 LENGTHS = ((0, 7), (9, 1), (0, 1), (5, 4), (21, 1))
-"""(tokens in the history, new tokens) of each sequence: prefill, decode, the shortest, a chunk behind a prefix, a long decode."""
+"""(tokens in the history, new tokens) of each sequence: prefill, decode, the shortest, a chunk, a long decode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ def draw(graph: Graph, vocab: int, seed: int = 0) -> Sample:
     state = graph.state
     generator = torch.Generator().manual_seed(seed)
     starts = [0]
-    positions, rows = [], []
+    positions: list[int] = []
+    rows: list[int] = []
     for row, (old, new) in enumerate(LENGTHS):
         positions += range(old, old + new)
         rows += [row] * new
@@ -58,11 +59,13 @@ def draw(graph: Graph, vocab: int, seed: int = 0) -> Sample:
         page_table=handles.view(len(LENGTHS), pages).to(torch.int32),
         logit_rows=torch.tensor(starts[1:]) - 1,
     )
-    histories = tuple(
-        torch.randn(len(LENGTHS), pages * state.page_tokens, layer.kv_heads, layer.k_dim + layer.v_dim, generator=generator)
-        .to(graph.dtype)
-        for layer in state.layers
-    )  # fmt: skip
+
+    def random_history(layer: LayerKV) -> Tensor:
+        width = layer.k_dim + layer.v_dim
+        shape = (len(LENGTHS), pages * state.page_tokens, layer.kv_heads, width)
+        return torch.randn(shape, generator=generator).to(graph.dtype)
+
+    histories = tuple(random_history(layer) for layer in state.layers)
     arena = torch.zeros((len(LENGTHS) * pages + 1) * state.page_bytes, dtype=torch.uint8)
     for slot, history in enumerate(histories):
         _store(state, slot, history, inputs.page_table, arena)
@@ -75,7 +78,7 @@ def _store(state: PagedKV, slot: int, history: Tensor, page_table: Tensor, arena
     for row, handles in enumerate(page_table.tolist()):
         for index, handle in enumerate(handles):
             tokens = history[row, index * size : (index + 1) * size]
-            k, v = tokens.split([layer.k_dim, layer.v_dim], dim=-1)
+            k, v = tokens[..., : layer.k_dim], tokens[..., layer.k_dim :]
             content = torch.cat([k.transpose(0, 1).flatten(), v.transpose(0, 1).flatten()]).view(torch.uint8)
             start = handle * UNIT_BYTES + state.layer_offset(slot)
             arena[start : start + content.numel()] = content

@@ -33,9 +33,7 @@ def read_deployment(path: Path) -> Resolved:
 def model_graph(resolved: Resolved) -> Graph:
     """Return the MODEL-level graph of a deployment; nothing is read but headers."""
     deployment, plan = resolved.deployment, resolved.plan
-    options = BuildOptions(
-        dtype=deployment.model.dtype, max_len=plan.max_len, page_tokens=deployment.kv.page_tokens
-    )
+    options = BuildOptions(dtype=deployment.model.dtype, max_len=plan.max_len, page_tokens=deployment.kv.page_tokens)
     return build(resolved.spec, resolved.checkpoint.weights, options)
 
 
@@ -64,7 +62,9 @@ def lower(resolved: Resolved, on_phase: OnPhase | None = None, watchers: Sequenc
     return run_passes(passes(resolved, on_phase), model_graph(resolved), watchers)
 
 
-def weights(resolved: Resolved, expressions: Iterable[WeightExpr], on_phase: OnPhase | None = None) -> Mapping[WeightExpr, Tensor]:
+def weights(
+    resolved: Resolved, expressions: Iterable[WeightExpr], on_phase: OnPhase | None = None
+) -> Mapping[WeightExpr, Tensor]:
     """Return the loaded weights; bytes done are reported as the phase ``weights``."""
     progress = None if on_phase is None else partial(on_phase, "weights")
     return load_weights(expressions, resolved.checkpoint, resolved.deployment.hardware.device, progress)

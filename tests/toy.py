@@ -58,14 +58,21 @@ class Toy:
             softcap=self.softcap,
         )  # fmt: skip
         mlp = Mlp(gated=self.gated)
-        return (Sub(name="attn", pre=self.norm, post=post, op=attention), Sub(name="mlp", pre=self.norm, post=post, op=mlp))
+        return (
+            Sub(name="attn", pre=self.norm, post=post, op=attention),
+            Sub(name="mlp", pre=self.norm, post=post, op=mlp),
+        )
 
     def tensors(self) -> dict[str, Shape]:
         sizes: dict[str, tuple[int, ...]] = {"embed.weight": (VOCAB, HIDDEN), "final_norm.weight": (HIDDEN,)}
         if not self.tied:
             sizes["head.weight"] = (VOCAB, HIDDEN)
         for i in range(len(self.windows)):
-            rows = {"attn.q": (HEADS * DIM, HIDDEN), "attn.k": (KV_HEADS * DIM, HIDDEN), "attn.v": (KV_HEADS * DIM, HIDDEN)}
+            rows = {
+                "attn.q": (HEADS * DIM, HIDDEN),
+                "attn.k": (KV_HEADS * DIM, HIDDEN),
+                "attn.v": (KV_HEADS * DIM, HIDDEN),
+            }
             rows |= {"attn.o": (HIDDEN, HEADS * DIM), "mlp.up": (FFN, HIDDEN), "mlp.down": (HIDDEN, FFN)}
             if self.gated:
                 rows["mlp.gate"] = (FFN, HIDDEN)

@@ -28,5 +28,7 @@ def run(resolved: Resolved, console: Console) -> int:
         console.print("no single node shows it; treadle explain --show prints the pass before and after")
     else:
         kernel = f", kernel [bold]{culprit.kernel}[/]" if culprit.kernel else ""
-        console.print(f"first node that differs: [bold]{culprit.body}.{culprit.node}[/]{kernel}, by {culprit.node_error:.2e}")
+        console.print(
+            f"first node that differs: [bold]{culprit.body}.{culprit.node}[/]{kernel}, by {culprit.node_error:.2e}"
+        )
     return 1

@@ -26,7 +26,7 @@ def test_a_missing_binding_is_named() -> None:
     graph = Toy().graph()
     first, *rest = graph.calls
     weights = {name: expr for name, expr in first.weights.items() if name != "embed_weight"}
-    with pytest.raises(GraphError, match="call 0 of embed: binds .'embed_weight'. wrongly"):
+    with pytest.raises(GraphError, match=r"call 0 of embed: binds \['embed_weight'\] wrongly"):
         verify(replace(graph, calls=(replace(first, weights=weights), *rest)))
 
 

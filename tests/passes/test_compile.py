@@ -1,7 +1,6 @@
 """Compiled bodies: right for any number of tokens, kept on disk, and writing the arena in place."""
 
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def graphs(cache: Path) -> Iterator[tuple[Graph, Graph]]:
+def graphs(cache: Path) -> tuple[Graph, Graph]:
     lowered = run_passes(pipeline(PassesConfig(quantize="none", compile=False), TARGET), Toy().graph())
-    yield lowered, Compile(target=TARGET, cache=str(cache))(lowered)
+    return lowered, Compile(target=TARGET, cache=str(cache))(lowered)
 
 
 def step(graph: Graph, num_tokens: int) -> StepInputs:
@@ -54,7 +53,9 @@ def test_compiled_equals_uncompiled_for_any_number_of_tokens(graphs: tuple[Graph
     assert row_error(*logits) < 2e-5
 
 
-def test_artifacts_are_kept_and_reused(graphs: tuple[Graph, Graph], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifacts_are_kept_and_reused(
+    graphs: tuple[Graph, Graph], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lowered, compiled = graphs
     assert len([path for path in cache.iterdir() if not path.name.startswith(".")]) == len(compiled.bodies)
 

@@ -37,7 +37,9 @@ def test_each_call_binds_the_weights_of_its_own_layer() -> None:
 
 def test_int8_weights_and_scales_are_joined_too() -> None:
     after = FuseProjections()(Quantize()(Toy().graph()))
-    assert lines(after)[0].startswith("attn_q_attn_k_attn_v = op.linear_int8(h, attn_q_weight_q__attn_k_weight_q__attn_v")
+    assert lines(after)[0].startswith(
+        "attn_q_attn_k_attn_v = op.linear_int8(h, attn_q_weight_q__attn_k_weight_q__attn_v"
+    )
 
 
 def test_the_graph_given_is_not_changed() -> None:

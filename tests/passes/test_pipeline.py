@@ -1,4 +1,4 @@
-"""The whole pipeline: every pass proved on every form of the toy, in every order and subset that configuration allows."""
+"""The whole pipeline: every pass proved on every form of the toy, in the subsets that configuration allows."""
 
 import pytest
 import torch

@@ -18,7 +18,9 @@ def test_a_tied_table_is_kept_once() -> None:
     after = Quantize()(Toy(tied=True).graph())
     table = Int8(Leaf("embed.weight", (96, 64), "float32"), 32, "weight")
     assert after.calls[0].weights["embed_weight_q"] == after.calls[-1].weights["head_weight_q"] == table
-    assert "embed = op.embed_int8(token_ids, embed_weight_q, embed_weight_s, torch.float32, 32, 1.5)" in lines(after, "embed")
+    assert "embed = op.embed_int8(token_ids, embed_weight_q, embed_weight_s, torch.float32, 32, 1.5)" in lines(
+        after, "embed"
+    )
 
 
 def test_an_embedding_of_its_own_stays() -> None:
