@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.syntax import Syntax
 
 PROMPT = "Explain in three short sentences why the sky is blue."
 MAX_TOKENS = 160
@@ -60,7 +59,7 @@ def main(overrides: Sequence[str]) -> int:
         first_ms = answer.first_s * 1000
         console.print(f"\n[green]{answer.num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} tokens/s[/]\n")
         console.print("Start the server with [cyan].venv/bin/treadle serve[/] and try next:\n")
-        console.print(Syntax(_curl(model), "bash", theme="ansi_dark", background_color="default"))
+        console.print(_curl(model), style="cyan", markup=False, soft_wrap=True)
     return 0
 
 
