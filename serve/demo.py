@@ -57,7 +57,8 @@ def main(overrides: Sequence[str]) -> int:
         answer = _ask(console, port, model)
         rate = (answer.num_tokens - 1) / answer.rest_s if answer.rest_s > 0 else 0.0
         first_ms = answer.first_s * 1000
-        console.print(f"\n[green]{answer.num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} tokens/s[/]\n")
+        speed = f"{answer.num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} tokens/s"
+        console.print(f"\n[green]{speed}[/]\n")
         console.print("Start the server with [cyan].venv/bin/treadle serve[/] and try next:\n")
         console.print(_curl(model), style="cyan", markup=False, soft_wrap=True)
     return 0
