@@ -138,9 +138,7 @@ class _Planner:
         if longest == 0:
             self.refuse_model()
         if asked is None:
-            # a length that nobody asked for does not take the whole machine
-            modest = largest(longest, lambda length: self.holds(2, length)) if self.modest else 0
-            return modest or longest
+            return (self.modest and largest(longest, self.fits_half)) or longest
         if asked <= longest:
             return asked
         if asked > self.spec.max_positions:
@@ -164,21 +162,12 @@ class _Planner:
         )
 
     def choose_pages(self, max_len: int) -> int:
-        """Return the pages for sequences; refuse if some sequence would have none."""
+        """Return the pages for sequences."""
         most = self.room(max_len) // self.kv.page_bytes - 1
-        pages = most
-        if self.modest:
-            full = self.kv.pages_for(max_len) * self.work.max_num_seqs + 1
-            least = max(self.kv.pages_for(max_len) + 1, self.work.max_num_seqs)
-            pages = min(most, max(least, min(full, most // 2)))
-        if pages < self.work.max_num_seqs:
-            raise MemoryPlanError(
-                f"the arena holds {pages} pages and every sequence needs one",
-                key="scheduler.max_num_seqs",
-                value=self.work.max_num_seqs,
-                nearest=[f"scheduler.max_num_seqs={pages}"],
-            )
-        return pages
+        if not self.modest:
+            return most
+        full = self.kv.pages_for(max_len) * self.work.max_num_seqs + 1
+        return min(most, max(self.least_pages(max_len), min(full, most // 2)))
 
     def arena(self, num_pages: int) -> int:
         """Return the bytes of an arena with this many pages for sequences."""
@@ -190,9 +179,17 @@ class _Planner:
         left = self.work.memory_bytes - sum(row.nbytes for row in (*self.fixed, *tables))
         return left if self.work.kv_bytes is None else min(left, self.work.kv_bytes)
 
+    def least_pages(self, max_len: int) -> int:
+        """Return the pages without which nothing runs: a full sequence and one more, and one for every sequence."""
+        return max(self.kv.pages_for(max_len) + 1, self.work.max_num_seqs)
+
     def fits(self, max_len: int) -> bool:
-        """Return whether an arena can hold one sequence of this length and a page more."""
-        return self.holds(1, max_len)
+        """Return whether sequences may be this long."""
+        return self.arena(self.least_pages(max_len)) <= self.room(max_len)
+
+    def fits_half(self, max_len: int) -> bool:
+        """Return whether sequences may be this long in half of what is left."""
+        return 2 * self.arena(self.least_pages(max_len)) <= self.room(max_len)
 
     def holds(self, count: int, max_len: int) -> bool:
         """Return whether an arena can hold this many sequences of this length and a page more."""
@@ -205,25 +202,29 @@ class _Planner:
     def refuse_model(self) -> NoReturn:
         """Say what keeps even one token from fitting."""
         least = self.arena(2)
-        if self.work.kv_bytes is not None and self.work.kv_bytes < least:
-            raise MemoryPlanError(
-                f"an arena needs at least {format_bytes(least)}",
-                key="kv.memory",
-                value=format_bytes(self.work.kv_bytes),
-                nearest=[f"kv.memory={least}"],
-            )
-        weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
-        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, 1)
-        needed = sum(row.nbytes for row in (*self.fixed, *tables)) + least
-        hint = f"weights take {format_bytes(weights)}"
         fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).fits(1))
         if fewer:
-            hint += f"; scheduler.max_num_seqs={fewer} fits"
-        elif self.work.quantize == "none":
-            hint += "; passes.quantize=int8 makes them smaller"
+            raise MemoryPlanError(
+                "every sequence needs a page and a row of logits, and that is more than is left",
+                key="scheduler.max_num_seqs",
+                value=self.work.max_num_seqs,
+                nearest=[f"scheduler.max_num_seqs={fewer}"],
+            )
+        if self.work.kv_bytes is not None and self.work.kv_bytes < least:
+            asked = self.arena(self.least_pages(self.work.max_len or 1))
+            raise MemoryPlanError(
+                f"even one token needs an arena of {format_bytes(least)}",
+                key="kv.memory",
+                value=format_bytes(self.work.kv_bytes),
+                nearest=[f"kv.memory={asked}"],
+            )
+        one = self.among(1)
+        needed = sum(row.nbytes for row in (*one.fixed, *table_rows(self.spec, self.kv, 1, 1))) + least
+        weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
+        smaller = "; passes.quantize=int8 makes them smaller" if self.work.quantize == "none" else ""
         raise MemoryPlanError(
             f"the model needs {format_bytes(needed)} at least",
             key="hardware.memory",
             value=format_bytes(self.work.memory_bytes),
-            hint=hint,
+            hint=f"weights take {format_bytes(weights)}{smaller}",
         )

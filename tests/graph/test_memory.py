@@ -1,0 +1,222 @@
+"""The memory plan: exact where it says so, arithmetic that can be checked by hand, refusals that name what works."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import CASES, tiny
+
+from treadle.graph.build import BuildOptions, build
+from treadle.graph.checkpoint import Checkpoint, WeightInfo
+from treadle.graph.family import family_for, load_spec
+from treadle.graph.footprint import RUNTIME_BYTES, kv_state, largest
+from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
+from treadle.graph.source import DummySource, open_source
+from treadle.graph.spec import ModelSpec
+from treadle.graph.weights import RopeRows
+from treadle.passes.quantize import Quantize
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+GIB = 1 << 30
+
+
+def described(config: dict[str, Any]) -> tuple[ModelSpec, dict[str, WeightInfo]]:
+    spec = load_spec(family_for(config), config)
+    return spec, dict(Checkpoint(DummySource(config), spec).weights)
+
+
+SPEC, WEIGHTS = described(LLAMA_8B)
+WORK = Workload(dtype="bfloat16", max_num_seqs=32, max_len=4096, max_step_tokens=512, memory_bytes=24 * GIB)
+
+
+def plan(**changes: Any) -> MemoryPlan:
+    return plan_memory(SPEC, WEIGHTS, replace(WORK, **changes))
+
+
+def bytes_of(made: MemoryPlan, kind: str, item: str = "") -> int:
+    return sum(row.nbytes for row in made.rows if row.kind == kind and item in row.item)
+
+
+def test_llama_8b_by_hand() -> None:
+    made = plan()
+    embed = head = 128256 * 4096
+    attn = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2)
+    mlp = 32 * 3 * 4096 * 14336
+    norms = 65 * 4096
+    assert bytes_of(made, "weights") == 2 * (embed + head + attn + mlp + norms)
+    assert [row.item for row in made.rows if row.kind == "weights"] == [
+        "embedding",
+        "norms and biases",
+        "attn",
+        "mlp",
+        "head",
+    ]
+    assert bytes_of(made, "tables", "rope") == 4096 * 128 * 4
+    assert made.kv.page_bytes == 32 * 2 * 8 * 128 * 2 * 16
+    assert bytes_of(made, "state") == made.arena_bytes == (made.num_pages + 1) * made.kv.page_bytes
+    assert made.total_bytes + made.free_bytes == 24 * GIB
+    assert made.full_sequences == made.num_pages // 256
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_exact(name: str, quantize: str) -> None:
+    """The rows of weights and tables add up to the bytes of the graph that will be loaded."""
+    source = open_source(tiny(name).path)
+    spec = load_spec(family_for(source.config), source.config)
+    checkpoint = Checkpoint(source, spec)
+    graph = build(spec, checkpoint.weights, BuildOptions(dtype="bfloat16", max_len=64, page_tokens=4))
+    if quantize == "int8":
+        graph = Quantize()(graph)
+    work = replace(WORK, quantize=quantize, max_len=64, page_tokens=4, memory_bytes=4 * GIB)
+    made = plan_memory(spec, checkpoint.weights, work)
+    ropes = sum(expr.nbytes for expr in graph.weights if isinstance(expr, RopeRows))
+    assert bytes_of(made, "tables", "rope") == ropes
+    assert bytes_of(made, "weights") == graph.weight_bytes - ropes
+    assert made.kv == graph.state
+
+
+def test_int8_halves_weights_and_names_scales() -> None:
+    made = plan(quantize="int8")
+    quantised = sum(bytes_of(made, "weights", item) for item in ("attn", "mlp")) + 128256 * 4096
+    assert bytes_of(made, "weights", "int8 scales") == quantised // 32 * 4
+    assert bytes_of(made, "weights", "mlp") * 2 == bytes_of(plan(), "weights", "mlp")
+    assert bytes_of(made, "weights", "embedding") == bytes_of(plan(), "weights", "embedding"), (
+        "it is looked up, not multiplied"
+    )
+
+
+def test_arena_on_a_cpu_is_modest() -> None:
+    enough = plan(memory_bytes=100 * GIB, max_num_seqs=4)
+    assert enough.num_pages == 4 * 256 + 1, "no more than the workload can use"
+    half = plan()
+    left = half.free_bytes + half.arena_bytes
+    assert left // 2 - half.kv.page_bytes <= half.arena_bytes <= left // 2 + half.kv.page_bytes
+    tight = plan(memory_bytes=half.total_bytes - half.arena_bytes + 258 * half.kv.page_bytes, max_num_seqs=2)
+    assert tight.full_sequences == 1, "one full sequence, even if that is all that is left"
+
+
+def test_arena_on_a_gpu_takes_what_is_left() -> None:
+    made = plan(device="cuda", memory_bytes=80 * GIB, max_num_seqs=4)
+    assert 0 <= made.free_bytes < made.kv.page_bytes
+    assert bytes_of(made, "runtime") == RUNTIME_BYTES["cuda"]
+
+
+def test_given_arena_is_kept() -> None:
+    made = plan(kv_bytes=GIB)
+    assert GIB - made.kv.page_bytes < made.arena_bytes <= GIB
+    assert plan(kv_bytes=made.arena_bytes, max_len=made.max_len).num_pages == made.num_pages, (
+        "planning again changes nothing"
+    )
+
+
+def test_length_nobody_asked_for() -> None:
+    assert plan(max_len=None, device="cuda", memory_bytes=139 * GIB).max_len == 131072
+    made = plan(max_len=None)
+    assert 0 < made.max_len < 131072
+    assert made.free_bytes >= made.arena_bytes - 2 * made.kv.page_bytes, "half of what is left stays free"
+    assert made.largest_context > made.max_len
+
+
+def numbers(error: pytest.ExceptionInfo[MemoryPlanError], key: str) -> int:
+    found = re.search(rf"{re.escape(key)}=(\d+)", "; ".join([*error.value.nearest, error.value.hint]))
+    assert found, str(error.value)
+    return int(found[1])
+
+
+def test_too_long_names_a_length_that_works() -> None:
+    with pytest.raises(
+        MemoryPlanError, match=r"model\.max_len=131072: one such sequence needs an arena of 16\.00 GiB"
+    ) as error:
+        plan(max_len=131072)
+    longest = numbers(error, "model.max_len")
+    assert plan(max_len=longest).max_len == longest == plan().largest_context
+    with pytest.raises(MemoryPlanError):
+        plan(max_len=longest + 16)
+
+
+def test_longer_than_the_model_was_made_for() -> None:
+    with pytest.raises(MemoryPlanError, match="made for 131072 tokens") as error:
+        plan(max_len=200_000, device="cuda", memory_bytes=139 * GIB)
+    assert numbers(error, "model.max_len") == 131072
+    spec, weights = described({**LLAMA_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    work = replace(WORK, max_len=200_000, device="cuda", memory_bytes=139 * GIB)
+    assert plan_memory(spec, weights, work).max_len == 200_000
+
+
+def test_model_too_large_names_the_memory_it_needs() -> None:
+    with pytest.raises(
+        MemoryPlanError, match=r"hardware\.memory=8\.00 GiB: the model needs 15\.\d+ GiB .*passes\.quantize=int8"
+    ):
+        plan(memory_bytes=8 * GIB)
+
+
+def test_arena_too_small_names_one_that_works() -> None:
+    with pytest.raises(
+        MemoryPlanError, match=r"kv\.memory=1\.00 MiB: even one token needs an arena of 6\.00 MiB"
+    ) as error:
+        plan(kv_bytes=1 << 20)
+    assert plan(kv_bytes=numbers(error, "kv.memory")).full_sequences == 1
+
+
+def test_more_sequences_than_pages() -> None:
+    page = plan().kv.page_bytes
+    with pytest.raises(MemoryPlanError, match=r"scheduler\.max_num_seqs=32: every sequence needs a page") as error:
+        plan(kv_bytes=20 * page, max_len=64)
+    count = numbers(error, "scheduler.max_num_seqs")
+    assert (count, plan(kv_bytes=20 * page, max_len=64, max_num_seqs=count).num_pages) == (19, 19)
+
+
+def test_too_many_rows_of_logits() -> None:
+    room = sum(row.nbytes for row in plan().rows if row.kind in ("weights", "runtime"))
+    with pytest.raises(MemoryPlanError, match="row of logits") as error:
+        plan(max_num_seqs=4096, memory_bytes=room + GIB, max_len=16)
+    count = numbers(error, "scheduler.max_num_seqs")
+    assert plan(max_num_seqs=count, memory_bytes=room + GIB, max_len=16).max_len == 16
+
+
+def test_largest_number_of_sequences() -> None:
+    count = plan(memory_bytes=40 * GIB).largest_num_seqs
+    arena = (count * 256 + 2) * plan().kv.page_bytes
+    assert plan(memory_bytes=40 * GIB, max_num_seqs=count, kv_bytes=arena).full_sequences == count
+    more = (count * 256 + 258) * plan().kv.page_bytes
+    assert plan(memory_bytes=40 * GIB, max_num_seqs=count + 1, kv_bytes=more).full_sequences == count
+
+
+@given(limit=st.integers(1, 5000), border=st.integers(0, 6000))
+def test_largest_finds_the_border(limit: int, border: int) -> None:
+    assert largest(limit, lambda number: number <= border) == min(limit, border)
+
+
+@given(memory=st.integers(17, 60), length=st.integers(1, 131072), seqs=st.integers(1, 64), cuda=st.booleans())
+def test_a_plan_never_takes_more_than_there_is(memory: int, length: int, seqs: int, cuda: bool) -> None:
+    changes = {"memory_bytes": memory * GIB, "max_num_seqs": seqs, "device": "cuda" if cuda else "cpu"}
+    try:
+        made = plan(max_len=length, **changes)
+    except MemoryPlanError as error:
+        suggestion = re.search(r"model\.max_len=(\d+)", " ".join(error.nearest))
+        assert suggestion is None or plan(max_len=int(suggestion[1]), **changes).free_bytes >= 0
+        return
+    assert made.free_bytes >= 0
+    assert made.num_pages >= made.kv.pages_for(length) + 1
+    assert made.num_pages >= seqs
+
+
+def test_state_lists_layers_in_order() -> None:
+    spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
+    state = kv_state(spec, "float32", 8)
+    assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
