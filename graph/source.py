@@ -109,7 +109,7 @@ class DirectorySource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = _read_config(path)
+        self.config = read_config(path)
         self.metadata: Mapping[str, Any] = {}
         self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
@@ -159,9 +159,10 @@ class DummySource:
     """No tensors: weights are random, for planning and for speed."""
 
     kind = "dummy"
-    path: Path | None = None
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], path: Path | None = None) -> None:
+        """``path``: the directory that the configuration came from; it may hold a tokenizer."""
+        self.path = path
         self.config = dict(config)
         self.metadata: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {}
@@ -224,7 +225,8 @@ def sample(digest: Any, file: Path) -> None:
         digest.update(stream.read(_SAMPLE))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the config.json of a model directory. Raises: SourceError."""
     file = path / "config.json"
     if not file.is_file():
         inside = sorted(entry.name for entry in path.glob("*.gguf"))
