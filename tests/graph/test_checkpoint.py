@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import tiny
 from torch import Tensor
@@ -102,6 +102,7 @@ def test_grouped_split(groups: int) -> None:
     assert torch.equal(made, inside[:, 0].reshape(8, 4))
 
 
+@settings(deadline=None)
 @given(kv_heads=st.integers(1, 4), per_kv=st.integers(1, 3), head_dim=st.integers(1, 3), swapped=st.booleans())
 def test_split_pieces_join_to_the_whole(kv_heads: int, per_kv: int, head_dim: int, swapped: bool) -> None:
     """Queries, keys and values of each group of heads side by side, rows or columns first."""

@@ -1,0 +1,228 @@
+"""The ops that mix tokens of a sequence: attention, latent attention, linear attention, recurrences, convolutions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from treadle.graph.primitives import Data, Norm, QKNorm, RopeTable
+
+
+class Gate(Data, frozen=True, kw_only=True):
+    """act(W x) times the attention output, before the output projection."""
+
+    act: str = "sigmoid"
+    per: Literal["element", "head"] = "element"
+    source: Literal["hidden", "q_lora"] = msgspec.field(default="hidden", name="from")
+
+
+class Temperature(Data, frozen=True, kw_only=True):
+    """Queries times 1 + beta * log(1 + floor((position + shift) / length))."""
+
+    beta: float
+    length: int
+    shift: int = 0
+
+
+class Index(Data, frozen=True, kw_only=True):
+    """A sparse choice of keys, made by a small attention of its own."""
+
+    kind: Literal["dsa", "block"]
+    heads: int
+    dim: int
+    topk: int
+    q_from: Literal["hidden", "q_lora"] = "hidden"
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rope: RopeTable | None = None
+    layout: Literal["half", "interleaved", "half_neg"] = "half"
+    at: Literal["head", "tail"] = "head"
+    share: bool = False
+    """reuse the previous layer's choice"""
+    block: int = 0
+    local: int = 0
+
+
+class Relative(Data, frozen=True, kw_only=True):
+    """A learned bias by distance, up to ``extent``."""
+
+    extent: int
+
+
+class Differential(Data, frozen=True, kw_only=True):
+    """The difference of two attentions, normalised."""
+
+    eps: float = 1e-6
+
+
+class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"):
+    """Softmax attention over paged keys and values; weights q, k, v, o (and q_norm, k_norm, sinks, gate, ...)."""
+
+    heads: int
+    kv_heads: int = 0
+    """0 becomes ``heads``"""
+    head_dim: int
+    v_head_dim: int = 0
+    """0 becomes ``head_dim``"""
+    bias: bool = False
+    """q, k and v must have biases; one that merely exists is used all the same"""
+    o_bias: bool = False
+    rope: RopeTable | None = None
+    layout: Literal["half", "interleaved", "half_neg"] = "half"
+    rope_at: Literal["head", "tail"] = "head"
+    window: int = 0
+    """a query sees keys at distance < window; 0: all"""
+    chunk: int = 0
+    scale: float = 0.0
+    """0 becomes head_dim ** -0.5"""
+    softcap: float = 0.0
+    qk_norm: QKNorm | None = None
+    v_norm: Norm | None = None
+    out_norm: Norm | None = None
+    gate: Gate | None = None
+    sinks: bool = False
+    alibi: Literal["plain", "prescale"] | None = None
+    clip: float = 0.0
+    q_temperature: Temperature | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    v_from_k: bool = False
+    kv_from: int | None = None
+    """the layer whose keys and values are read instead of own ones"""
+    k_conv: bool = False
+    rel: Relative | None = None
+    diff: Differential | None = None
+    index: Index | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what follows from the other fields."""
+        set_field = msgspec.structs.force_setattr
+        if not self.kv_heads:
+            set_field(self, "kv_heads", self.heads)
+        if not self.v_head_dim:
+            set_field(self, "v_head_dim", self.head_dim)
+        if not self.scale:
+            set_field(self, "scale", self.head_dim**-0.5)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+
+
+class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):
+    """Multi-head latent attention; cache = latent and rope key."""
+
+    heads: int
+    q_lora: int | None = None
+    kv_lora: int
+    nope: int
+    rope_dim: int
+    v_dim: int
+    rope: RopeTable | None = None
+    layout: Literal["half", "interleaved", "half_neg"] = "interleaved"
+    lora_norm: Norm = Norm()
+    scale: float = 0.0
+    """0 becomes (nope + rope_dim) ** -0.5"""
+    q_lora_scale: float = 1.0
+    kv_lora_scale: float = 1.0
+    q_concat_raw: bool = False
+    gate: Gate | None = None
+    sinks: bool = False
+    window: int = 0
+    index: Index | None = None
+
+    def __post_init__(self) -> None:
+        """Fill what follows from the other fields."""
+        if not self.scale:
+            msgspec.structs.force_setattr(self, "scale", (self.nope + self.rope_dim) ** -0.5)
+
+
+class Delta(Data, frozen=True, kw_only=True, tag_field="op", tag="delta"):
+    """The gated delta rule, with a decay per head or per channel."""
+
+    decay: Literal["head", "channel"]
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    decay_rank: bool = False
+    gate_rank: bool = False
+    decay_floor: float | None = None
+    beta_scale: float = 1.0
+    out_norm: Norm
+
+
+class Mamba2(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba2"):
+    """The Mamba-2 mixer."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    dt_limit: tuple[float, float] | None = None
+    in_scale: float = 1.0
+    in_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """of z, x, B, C, dt"""
+    out_norm: Norm | None = None
+
+
+class Mamba1(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba1"):
+    """The Mamba mixer."""
+
+    state: int
+    dt_rank: int
+    inner_norm: Norm | None = None
+
+
+class ShortConv(Data, frozen=True, kw_only=True, tag_field="op", tag="short_conv"):
+    """C * conv(B * x)."""
+
+    kernel: int
+
+
+class CompressIndex(Data, frozen=True, kw_only=True):
+    """The choice among compressed rows."""
+
+    heads: int
+    dim: int
+    topk: int
+
+
+class Compress(Data, frozen=True, kw_only=True):
+    """One cached row for every ``rate`` tokens."""
+
+    rate: int
+    overlap: bool = False
+    index: CompressIndex | None = None
+
+
+class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
+    """A window beside compressed keys."""
+
+    heads: int
+    head_dim: int
+    o_groups: int
+    window: int
+    norm: Norm
+    rope: RopeTable
+    compress: Compress | None = None
+
+
+class DecayAttention(Data, frozen=True, kw_only=True, tag_field="op", tag="decay_attention"):
+    """Linear attention with a fixed decay per head."""
+
+    heads: int
+    head_dim: int
+    layers: int
+    out_norm: Norm
+
+
+class Rglru(Data, frozen=True, kw_only=True, tag_field="op", tag="rglru"):
+    """The real-gated linear recurrent unit."""
+
+    heads: int
+
+
+class Rwkv4(Data, frozen=True, kw_only=True, tag_field="op", tag="rwkv4"):
+    """The two halves of an RWKV-4 layer."""
+
+    part: Literal["time", "channel"]
