@@ -181,8 +181,6 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""
-        if any(each.leaving for each in self.running):
-            return False
         cached: list[int] = []
         if self._prefix_cache:
             cached, node = self.tree.match(sequence.tokens)

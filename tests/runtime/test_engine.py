@@ -103,6 +103,23 @@ def test_a_conversation_hits_the_prefix_cache_generated_tokens_included() -> Non
     bench.close()
 
 
+def test_the_row_launched_after_the_end_is_not_taken_for_state() -> None:
+    prompt = [1, 2, 3]
+    end = answer(prompt, 5)[4]
+    assert end not in answer(prompt, 4)
+    bench = Bench()
+    bench.add("first", prompt, eos_ids=(end,), max_tokens=20)
+    bench.run()
+    # Two full pages are known, but the state of their last token was never computed.
+    longer = prompt + bench.tokens("first") + [5]
+    assert len(longer) == 2 * PAGE_TOKENS + 1
+    bench.add("second", longer)
+    bench.run()
+    assert bench.outputs["second"][0].num_cached_tokens == PAGE_TOKENS
+    assert bench.tokens("second") == answer(longer, 8)
+    bench.close()
+
+
 def test_equal_prompts_of_one_step_are_computed_once() -> None:
     prompt = [i % VOCAB for i in range(32)]
     bench = Bench(max_step_tokens=64)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from treadle.graph.state import LayerKV, PagedKV
 from treadle.runtime.request import Request, SamplingParams
 from treadle.runtime.scheduler import Plan, Scheduler
@@ -139,6 +141,26 @@ def test_a_preempted_request_comes_back_to_its_own_pages() -> None:
     assert chunk.sequence is young
     assert chunk.start > 0
     assert chunk.start + chunk.count == len(young.tokens)
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "preemptions", "max_tokens", "admitted"),
+    [
+        # 3 pages are the first one's and 2 would do for the second; each wants one more.
+        (6, 0, 100, False),
+        (7, 0, 100, True),
+        # One that was pushed out before waits until both can grow by 8 pages, or as far as they ever will.
+        (7, 1, 100, False),
+        (20, 1, 100, False),
+        (21, 1, 100, True),
+        (7, 1, 4, True),
+    ],
+)
+def test_a_newcomer_must_leave_room_to_grow(num_pages: int, preemptions: int, max_tokens: int, admitted: bool) -> None:
+    scheduler = make(num_pages, max_step_tokens=32)
+    queue(scheduler, "first", [0] * 12, max_tokens)
+    queue(scheduler, "second", [1] * 8, max_tokens).preemptions = preemptions
+    assert (("second", 8) in shape(plan(scheduler))) == admitted
 
 
 def test_heal_names_owners_and_leaves_the_tree_usable() -> None:

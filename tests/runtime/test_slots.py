@@ -96,6 +96,15 @@ def test_a_slot_given_to_another_sequence_forgets_the_first() -> None:
     assert (slots.temperature.item(), slots.top_k.item()) == (1.0, 0)
 
 
+def test_a_sequence_that_comes_back_goes_on_where_it_was() -> None:
+    slots = Slots(1, 3, "cpu")
+    back = sequence("back", [1, 2], 0, [10, 20], max_tokens=8, min_tokens=5)
+    back.tokens.extend([3, 4, 5])
+    prefill(slots, back)
+    assert (slots.position.item(), slots.token_index.item()) == (4, 3)
+    assert (slots.remaining.item(), slots.min_left.item()) == (5, 2)
+
+
 def test_needs_are_those_of_the_rows_of_this_step() -> None:
     slots = Slots(3, 2, "cpu")
     greedy = sequence("greedy", [1], 0, [10], temperature=0.0, top_k=5, top_p=0.5)
