@@ -1,0 +1,1 @@
+"""What a model computes and what it needs: descriptions, checkpoints, the memory plan, the structured graph."""
