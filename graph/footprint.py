@@ -13,7 +13,7 @@ from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 INT8_GROUP = 32
 """Input channels that share a scale under weight-only int8."""
 RUNTIME_BYTES = {"cpu": 448 << 20, "cuda": 640 << 20}
-"""CPU: the interpreter with torch and inductor loaded (416 MiB measured). GPU: its context and libraries (an allowance)."""
+"""CPU: interpreter, torch and inductor (416 MiB measured). GPU: an allowance for its context and libraries."""
 SLOT_BYTES = 256
 """Sampling parameters, counters and flags of one sequence, on the device."""
 
