@@ -55,7 +55,7 @@ def main(overrides: Sequence[str]) -> int:
         console.print(f"ready after {time.monotonic() - begin:.1f} s\n\n[bold]> {PROMPT}[/]\n")
         model = _models(port)[0]
         answer = _ask(console, port, model)
-        rate = (answer.num_tokens - 1) / answer.rest_s if answer.rest_s > 0 else 0.0
+        rate = (answer.num_tokens - 1) / max(answer.rest_s, 1e-9)
         first_ms = answer.first_s * 1000
         speed = f"{answer.num_tokens} tokens, first after {first_ms:.0f} ms, then {rate:.1f} tokens/s"
         console.print(f"\n[green]{speed}[/]\n")
