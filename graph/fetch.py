@@ -12,21 +12,13 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from treadle.conf.cache import cache_dir
 from treadle.conf.errors import ConfigError
+from treadle.conf.phase import OnPhase
 from treadle.conf.schema import PackageConfig
 
 _POLL_S = 0.2
-
-
-class OnPhase(Protocol):
-    """What a long job calls as it goes: a new name starts a phase; ``done`` of ``total`` moves its bar, 0 = unknown."""
-
-    def __call__(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """Note the phase."""
-        ...
 
 
 def fetched(package: PackageConfig) -> Path:

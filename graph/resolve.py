@@ -16,12 +16,13 @@ from treadle.conf.cache import cache_dir
 from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
+from treadle.conf.phase import OnPhase
 from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig
 from treadle.conf.size import format_bytes, parse_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
-from treadle.graph.fetch import OnPhase, fetch
+from treadle.graph.fetch import fetch
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.source import DummySource, Source, open_source, read_config
 from treadle.graph.spec import ModelSpec

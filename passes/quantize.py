@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from treadle.graph.footprint import INT8_GROUP
 from treadle.graph.ir import Call, Graph, Level
 from treadle.graph.weights import Int8, WeightExpr
 from treadle.passes.base import BodyEditor, Pass, arguments, as_node, rewrite
@@ -30,7 +31,7 @@ class Quantize(Pass):
 
     level = Level.MODEL
     tolerance = 0.05
-    group: int = 32
+    group: int = INT8_GROUP
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the graph with int8 weights."""

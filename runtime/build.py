@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from treadle.conf.lock import from_lock
+from treadle.conf.phase import OnPhase
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
 from treadle.graph.program import Executable
@@ -20,7 +21,6 @@ from treadle.passes.base import Pass
 from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import Watch, run_passes
 from treadle.runtime.engine import Engine, EngineSettings
-from treadle.runtime.protocol import OnPhase
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.weights import load_weights
 
@@ -71,7 +71,7 @@ def weights(
 
 
 def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
-    """Return an engine that is ready to step. The phases reported are graph, compile, weights and state."""
+    """Return an engine that is ready to step. The phases reported are graph, compile, weights, state and warm up."""
     deployment = resolved.deployment
     on_phase("graph")
     backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
@@ -83,9 +83,13 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_len=resolved.plan.max_len,
         max_num_seqs=deployment.scheduler.max_num_seqs,
         max_step_tokens=deployment.scheduler.max_step_tokens,
-        max_queue=deployment.scheduler.max_queue,
+        # Over HTTP the text side bounds the queue; it may see a slot as free before the step loop does.
+        max_queue=deployment.scheduler.max_queue + deployment.scheduler.max_num_seqs,
         overlap=deployment.scheduler.overlap,
         prefix_cache=deployment.kv.prefix_cache,
     )
     executable = Executable(graph, loaded, arena.bytes)
-    return Engine(executor=executable, backend=backend, arena=arena, kv=graph.state, settings=settings)
+    engine = Engine(executor=executable, backend=backend, arena=arena, kv=graph.state, settings=settings)
+    on_phase("warm up")
+    engine.warm_up()
+    return engine

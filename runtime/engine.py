@@ -16,7 +16,7 @@ from treadle.graph.program import StepInputs
 from treadle.graph.state import PagedKV
 from treadle.kernels.backend.protocol import Backend, Event
 from treadle.runtime.request import Abort, FinishReason, Output, Request, RequestError, Stats, TokenLogprob
-from treadle.runtime.sampler import Samples, sample
+from treadle.runtime.sampler import Needs, Samples, sample
 from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.slots import MAX_STOPS, Slots, StepPacket, pack
@@ -156,6 +156,14 @@ class Engine:
             self._heal()
         return outputs
 
+    def warm_up(self) -> None:
+        """Run the program for one token and for a full step, so that the first request meets a steady state.
+
+        Every page is the scratch page, which belongs to nobody. Raises what the program raises.
+        """
+        for num_tokens in (self._settings.max_step_tokens, 1):
+            self._stream.submit(self._run_scratch, min(num_tokens, self._max_tokens)).wait()
+
     def stats(self) -> Stats:
         """Return gauges and counters, a copy."""
         scheduler, stats = self._scheduler, self._stats
@@ -207,6 +215,12 @@ class Engine:
         samples = sample(logits, slots.row_params(packet.sample_slots), packet.needs)
         slots.advance(packet.sample_slots, samples)
         return samples
+
+    @torch.inference_mode()
+    def _run_scratch(self, num_tokens: int) -> None:
+        """Do a step of one sequence that nobody asked for, on the stream."""
+        logits = self._executor.forward(self._slots.scratch_inputs(num_tokens))
+        sample(logits, self._slots.row_params(torch.zeros(1, dtype=torch.int64)), Needs())
 
     def _collect(self, launched: _Launched) -> list[Output]:
         """Wait for a step; take its tokens in, and give back what it used."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -16,14 +15,6 @@ from treadle.runtime.request import Abort, Output, Request, Stats
 
 HEARTBEAT_S = 1.0
 """seconds between two heartbeats of the engine process"""
-
-
-class OnPhase(Protocol):
-    """What a loader calls as it goes: a new name starts a phase; ``done`` of ``total`` moves its progress bar."""
-
-    def __call__(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """Note the phase."""
-        ...
 
 
 class Shutdown(msgspec.Struct, kw_only=True, tag=True):

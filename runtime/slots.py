@@ -118,6 +118,20 @@ class Slots:
             logit_rows=packet.logit_rows,
         )
 
+    def scratch_inputs(self, num_tokens: int) -> StepInputs:
+        """Return a prefill of one sequence all of whose pages are the scratch page."""
+        device = self.page_table.device
+        positions = torch.arange(num_tokens, device=device)
+        return StepInputs(
+            token_ids=torch.zeros_like(positions),
+            positions=positions,
+            seq_ids=torch.zeros_like(positions, dtype=torch.int32),
+            q_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+            kv_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+            page_table=torch.zeros_like(self.page_table[:1]),
+            logit_rows=positions[-1:],
+        )
+
     def row_params(self, slots: Tensor) -> RowParams:
         """Return the sampling parameters of the rows of logits."""
         return RowParams(
