@@ -19,3 +19,5 @@ class Target:
     page_tokens: int = 16
     kernels: str = "auto"
     """"auto", or "reference": plain torch only"""
+    max_tokens: int | None = None
+    """tokens of the largest step that this lowering serves; None: any number"""
