@@ -56,6 +56,11 @@ SCHEMAS: dict[str, str] = {
     "rope_cache_write": "(Tensor q, Tensor k, Tensor v, Tensor table, Tensor(a!) arena, Tensor page_table,"
     " Tensor seq_ids, Tensor positions, Tensor layer_offset, int page_tokens, str layout='half', str at='head')"
     " -> Tensor",
+    # rope_cache_write of norm(q) and norm(k), each over the channels of a head
+    "norm_rope_cache_write": "(Tensor q, Tensor k, Tensor v, Tensor? q_norm, Tensor? k_norm, Tensor table,"
+    " Tensor(a!) arena, Tensor page_table, Tensor seq_ids, Tensor positions, Tensor layer_offset, int page_tokens,"
+    " str layout='half', str at='head', str kind='rms', float eps=1e-6, bool plus_one=False, str cast='after')"
+    " -> Tensor",
     # q [T, H, Dk] over the pages of each sequence -> [T, H, Dv]; pages hold q's dtype
     "paged_attention": "(Tensor q, Tensor arena, Tensor page_table, Tensor q_starts, Tensor kv_lens,"
     " Tensor layer_offset, Tensor? sinks, int page_tokens, int kv_heads, int v_dim, float scale, int window=0,"
@@ -65,6 +70,14 @@ SCHEMAS: dict[str, str] = {
     # rows of an int8 table as `dtype`, times scale_out rounded to it
     "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype, int group, float scale_out=1.0)"
     " -> Tensor",
+    # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, M] int32, packet [N] int32.
+    # Takes the packet's news into the slots, completes the packet with what decodes read from their slots, and copies
+    # the table rows of the step's B sequences to page_table [>= B, M]
+    "begin_step": "(Tensor(a!) rows, Tensor(b!) table, Tensor(c!) packet, Tensor(d!) page_table, int num_tokens,"
+    " int num_seqs, int num_rows) -> ()",
+    # sampled [R] int64 -> the slots of the packet's rows, and out [>= R] int64
+    "end_step": "(Tensor(a!) rows, Tensor packet, Tensor sampled, Tensor(b!) out, int num_tokens, int num_seqs,"
+    " int num_rows) -> ()",
 }
 
 
@@ -131,12 +144,15 @@ SHAPES: dict[str, Callable[..., object]] = {
     "attention": _attention,
     "cache_write": _nothing,
     "rope_cache_write": _same,
+    "norm_rope_cache_write": _same,
     "paged_attention": _paged_attention,
     "linear_int8": _linear,
     "embed_int8": _embed_int8,
+    "begin_step": _nothing,
+    "end_step": _nothing,
 }
 
-WRITES_STATE = frozenset({"attention", "cache_write", "rope_cache_write"})
+WRITES_STATE = frozenset({"attention", "cache_write", "rope_cache_write", "begin_step", "end_step"})
 """Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""
 
 

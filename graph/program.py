@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from treadle.graph.buckets import Buckets
 from treadle.graph.ir import Call, Graph, Role, role
+from treadle.graph.state import PagedKV
 from treadle.graph.weights import WeightExpr
 
 
@@ -87,3 +90,51 @@ class Executable:
             for index, result in zip(outputs, function(*arguments)):
                 values[index] = result
         return values[self._names["logits"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowering:
+    """One way in which the model runs."""
+
+    graph: Graph
+    max_tokens: int | None = None
+    """tokens of the largest step that it serves; None: any number"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """How a model runs on one rank, before it is bound to weights and memory. All lowerings share both."""
+
+    lowerings: tuple[Lowering, ...]
+    """those for small steps first; the last one serves any step"""
+    buckets: Buckets = field(default_factory=Buckets)
+    """the shapes of steps that are captured"""
+
+    def __post_init__(self) -> None:
+        assert self.lowerings, "a program has a lowering"
+        assert self.lowerings[-1].max_tokens is None, "the last lowering serves any step"
+
+    @property
+    def state(self) -> PagedKV:
+        """What layers keep between steps."""
+        return self.lowerings[-1].graph.state
+
+    @property
+    def weights(self) -> tuple[WeightExpr, ...]:
+        """Every weight expression of any lowering, each once."""
+        return tuple(dict.fromkeys(expr for lowering in self.lowerings for expr in lowering.graph.weights))
+
+
+class Executables:
+    """A program bound to its weights and to the memory of its state."""
+
+    def __init__(self, program: Program, weights: Mapping[WeightExpr, Tensor], memory: Tensor) -> None:
+        self._choices = [
+            (lowering.max_tokens, Executable(lowering.graph, weights, memory)) for lowering in program.lowerings
+        ]
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Return the logits [R, V] of the wanted rows, by the first lowering that serves a step of this size."""
+        num_tokens = inputs.token_ids.shape[0]
+        chosen = next(executable for limit, executable in self._choices if limit is None or num_tokens <= limit)
+        return chosen.forward(inputs)

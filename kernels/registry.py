@@ -35,9 +35,12 @@ OP_MODULES = (
     "attention",
     "cache_write",
     "rope_cache_write",
+    "norm_rope_cache_write",
     "paged_attention",
     "linear_int8",
     "embed_int8",
+    "begin_step",
+    "end_step",
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 

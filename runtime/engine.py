@@ -6,36 +6,23 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from treadle.graph.program import StepInputs
+from treadle.graph.buckets import Buckets
+from treadle.graph.packet import MAX_STOPS, StepShape
 from treadle.graph.state import PagedKV
 from treadle.kernels.backend.protocol import Backend, Event
 from treadle.runtime.request import Abort, FinishReason, Output, Request, RequestError, Stats, TokenLogprob
-from treadle.runtime.sampler import Needs, Samples, sample
+from treadle.runtime.sampler import Samples
 from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.slots import MAX_STOPS, Slots, StepPacket, pack
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
-
-
-class Executor(Protocol):
-    """What computes: weights and compiled bodies over an arena that it was given when it was made."""
-
-    def forward(self, inputs: StepInputs) -> Tensor:
-        """Return logits [R, V] of the wanted rows, after writing the new tokens' state into the arena.
-
-        In every layer the state of all T tokens is written before any of it is read: a sequence may begin with pages
-        that another one fills in the same step.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +60,16 @@ class Engine:
     """Runs requests. One thread calls it; work on the device happens on its stream."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, arena: Arena, kv: PagedKV, settings: EngineSettings
-    ) -> None:
-        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page."""
+        self, *, executor: Executor, backend: Backend, arena: Arena, kv: PagedKV, settings: EngineSettings,
+        buckets: Buckets | None = None,
+    ) -> None:  # fmt: skip
+        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.
+
+        Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
+        """
         num_pages = arena.free_bytes // kv.page_bytes
         allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
         self._settings = settings
-        self._executor = executor
         self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
         self._scheduler = Scheduler(
             allocator,
@@ -88,8 +78,16 @@ class Engine:
             max_step_tokens=settings.max_step_tokens,
             prefix_cache=settings.prefix_cache,
         )
-        self._slots = Slots(settings.max_num_seqs, kv.pages_for(self._max_tokens), backend.device)
         self._stream = backend.stream(overlap=settings.overlap)
+        self._stepper = Stepper(
+            executor=executor,
+            backend=backend,
+            stream=self._stream,
+            largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
+            max_pages=kv.pages_for(self._max_tokens),
+            max_seq_tokens=self._max_tokens,
+            buckets=buckets or Buckets(),
+        )
         self._in_flight: deque[_Launched] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
@@ -156,13 +154,12 @@ class Engine:
             self._heal()
         return outputs
 
-    def warm_up(self) -> None:
-        """Run the program for one token and for a full step, so that the first request meets a steady state.
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Run the program at its largest and capture it, so that the first request meets a steady state.
 
-        Every page is the scratch page, which belongs to nobody. Raises what the program raises.
+        ``progress`` is told (steps done, steps in all). Raises what the program raises.
         """
-        for num_tokens in (self._settings.max_step_tokens, 1):
-            self._stream.submit(self._run_scratch, min(num_tokens, self._max_tokens)).wait()
+        self._stepper.warm_up(progress)
 
     def stats(self) -> Stats:
         """Return gauges and counters, a copy."""
@@ -204,23 +201,7 @@ class Engine:
     def _launch(self, plan: Plan) -> _Launched:
         self._stats.steps += 1
         self._stats.computed_tokens += plan.num_tokens
-        return _Launched(plan, self._stream.submit(self._run, pack(plan)))
-
-    @torch.inference_mode()
-    def _run(self, packet: StepPacket) -> Samples:
-        """Do one step on the stream."""
-        slots = self._slots
-        slots.apply(packet)
-        logits = self._executor.forward(slots.inputs(packet))
-        samples = sample(logits, slots.row_params(packet.sample_slots), packet.needs)
-        slots.advance(packet.sample_slots, samples)
-        return samples
-
-    @torch.inference_mode()
-    def _run_scratch(self, num_tokens: int) -> None:
-        """Do a step of one sequence that nobody asked for, on the stream."""
-        logits = self._executor.forward(self._slots.scratch_inputs(num_tokens))
-        sample(logits, self._slots.row_params(torch.zeros(1, dtype=torch.int64)), Needs())
+        return _Launched(plan, self._stream.submit(self._stepper.run, self._stepper.writer.write(plan)))
 
     def _collect(self, launched: _Launched) -> list[Output]:
         """Wait for a step; take its tokens in, and give back what it used."""

@@ -11,11 +11,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treadle.runtime.request import MAX_LOGPROBS
+from treadle.runtime.sequence import Needs as Needs
+
 FIRST_CANDIDATES = 256
 """likeliest tokens that are sorted for top_p at first; more only if they do not hold enough probability"""
 
 ROW_BLOCK = 8
 """rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
+
+
+GREEDY, SAMPLED = Needs(fixed=True), Needs(sampled=True, top_k=1, top_p=True, min_p=True, masked=True, fixed=True)
+VARIANTS = (GREEDY, SAMPLED, SAMPLED._replace(logprobs=MAX_LOGPROBS))
+"""What is captured, the cheapest first: each serves every step that needs no more."""
+
+
+def variant(needs: Needs) -> int:
+    """Return the index in VARIANTS of the cheapest one that serves a step with these needs."""
+    if needs.logprobs is not None:
+        return 2
+    return 1 if needs.sampled or needs.masked else 0
 
 
 class RowParams(NamedTuple):
@@ -35,21 +50,6 @@ class RowParams(NamedTuple):
     """int64, generated tokens still to come before one may end the answer"""
     stops: Tensor
     """int64, tokens that end the answer: the first repeated as padding, -1 where there is none"""
-
-
-class Needs(NamedTuple):
-    """What the rows of a step need, known to the host: the cheapest variant that serves them all is run."""
-
-    sampled: bool = False
-    """a temperature above 0"""
-    top_k: int = 0
-    """the largest top_k, 0 if no row has one"""
-    top_p: bool = False
-    min_p: bool = False
-    masked: bool = False
-    """a row must not end yet"""
-    logprobs: int | None = None
-    """the largest number of alternatives wanted, None if no row wants any log-probability"""
 
 
 class Samples(NamedTuple):
@@ -104,17 +104,24 @@ def _draw(logits: Tensor, rows: RowParams, needs: Needs) -> Tensor:
     if needs.min_p:
         floor = scaled.amax(dim=-1) + rows.min_p.log()
         scaled = scaled.masked_fill(scaled < floor.unsqueeze(1), -torch.inf)
+    if needs.fixed:
+        return _search(_cut_sorted(scaled, rows), rows)
     if needs.top_k:
         scaled = scaled.masked_fill(scaled < _top_k_floor(scaled, rows.top_k, needs.top_k).unsqueeze(1), -torch.inf)
     probs = scaled.softmax(dim=-1)
     if needs.top_p:
         probs = probs.masked_fill(probs < _top_p_floor(probs, rows.top_p).unsqueeze(1), 0.0)
-    # Inverse transform in the order of the vocabulary, in float64: a sum of many small numbers decides.
+    return _search(probs, rows)
+
+
+def _search(probs: Tensor, rows: RowParams) -> Tensor:
+    """Return a token for each row by inverse transform in the order of the vocabulary."""
+    # In float64: a sum of many small numbers decides.
     sums = probs.cumsum(dim=-1, dtype=torch.float64)
     target = uniforms(rows.seed, rows.token_index).unsqueeze(1) * sums[:, -1:]
     drawn = torch.searchsorted(sums, target, right=True).squeeze(1)
     # NaN rows search to the end; they are marked later, and must stay inside the vocabulary until then.
-    return drawn.clamp_max(logits.shape[1] - 1)
+    return drawn.clamp_max(probs.shape[1] - 1)
 
 
 def _top_k_floor(scaled: Tensor, top_k: Tensor, largest: int) -> Tensor:
@@ -140,6 +147,20 @@ def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
         floor[left[settled]] = values.gather(1, at).squeeze(1)[settled]
         left, count = left[~settled], count * 16
     return floor
+
+
+def _cut_sorted(scaled: Tensor, rows: RowParams) -> Tensor:
+    """Return the probabilities after top_k and top_p, by sorting every row: the work is the same for any values."""
+    values = scaled.sort(dim=-1, descending=True).values
+    size = values.shape[1]
+    last = values.gather(1, torch.where(rows.top_k > 0, rows.top_k - 1, size - 1).clamp_max(size - 1).unsqueeze(1))
+    probs = scaled.masked_fill(scaled < last, -torch.inf).softmax(dim=-1)
+    sums = values.masked_fill(values < last, -torch.inf).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    at = torch.searchsorted(sums, rows.top_p.double().unsqueeze(1)).clamp_max(size - 1)
+    floor = probs.amax(dim=-1, keepdim=True) * (values.gather(1, at) - values[:, :1]).exp()
+    # The floor is rounded apart from the probabilities that it must keep.
+    keep = (probs >= floor * (1 - 1e-6)) | (rows.top_p >= 1).unsqueeze(1)
+    return torch.where(keep, probs, 0.0)
 
 
 def _with_logprobs(raw: Tensor, tokens: Tensor, result: Samples, count: int) -> Samples:

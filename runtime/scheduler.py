@@ -40,8 +40,8 @@ class Plan:
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     """sequences that got a slot since the last step"""
-    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
-    """new entries of page tables: sequence, index, page"""
+    grown: list[tuple[int, int, int]] = field(default_factory=list)
+    """new entries of page tables: which decode, index, page"""
 
     @property
     def num_tokens(self) -> int:
@@ -238,7 +238,7 @@ class Scheduler:
             if victim is sequence:
                 return False
         page = self._take(1, sequence)[0]
-        plan.grown.append((sequence, len(sequence.pages), page))
+        plan.grown.append((len(plan.decodes), len(sequence.pages), page))
         sequence.pages.append(page)
         return True
 

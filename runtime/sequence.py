@@ -3,9 +3,40 @@
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
-from treadle.runtime.request import FinishReason, Request
+from treadle.runtime.request import FinishReason, Request, SamplingParams
 from treadle.runtime.state.prefix import TOKEN_TYPE, Node
+
+
+class Needs(NamedTuple):
+    """What the rows of a step need, known to the host: the cheapest variant that serves them all is run."""
+
+    sampled: bool = False
+    """a temperature above 0"""
+    top_k: int = 0
+    """the largest top_k, 0 if no row has one"""
+    top_p: bool = False
+    min_p: bool = False
+    masked: bool = False
+    """a row must not end yet"""
+    logprobs: int | None = None
+    """the largest number of alternatives wanted, None if no row wants any log-probability"""
+    fixed: bool = False
+    """the work is captured: what is done may not depend on the values of the rows"""
+
+
+def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...]) -> Needs:
+    """Return what a request's rows need at most."""
+    hot = params.temperature > 0
+    return Needs(
+        sampled=hot,
+        top_k=max(params.top_k, 0) if hot else 0,
+        top_p=hot and params.top_p < 1,
+        min_p=hot and params.min_p > 0,
+        masked=bool(stop_ids) and params.min_tokens > 0,
+        logprobs=params.logprobs,
+    )
 
 
 class Sequence:
@@ -27,6 +58,7 @@ class Sequence:
         self.eos_ids = frozenset(eos)
         self.stop_ids = tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
         """every token that ends it"""
+        self.needs = needs_alone(request.params, self.stop_ids)
         self.tokens = array(TOKEN_TYPE, request.prompt)
         """the prompt and every generated token known so far"""
         self.prompt_len = len(request.prompt)

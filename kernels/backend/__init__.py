@@ -17,4 +17,8 @@ def open_backend(device: str, *, threads: int) -> Backend:
         from treadle.kernels.backend.cpu import CpuBackend
 
         return CpuBackend(threads=threads)
-    raise ValueError(f"hardware.device={device}: there is no backend for it; the nearest that works is cpu")
+    if device == "cuda":
+        from treadle.kernels.backend.cuda import CudaBackend
+
+        return CudaBackend()
+    raise ValueError(f"hardware.device={device}: there is no backend for it; there are cpu and cuda")

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import queue
+import statistics
 import threading
 import time
 import weakref
@@ -16,11 +17,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from treadle.kernels.backend.protocol import MemoryFacts
+from treadle.kernels.backend.protocol import MemoryFacts, Replay
 
 T = TypeVar("T")
 
 _CGROUP = Path("/sys/fs/cgroup")
+_TIMED_RUNS = 7
 
 
 class CpuEvent(Generic[T]):
@@ -110,6 +112,7 @@ class CpuBackend:
 
     name = "cpu"
     device = "cpu"
+    captures = False
 
     def __init__(self, *, threads: int) -> None:
         if threads < 1:
@@ -127,6 +130,26 @@ class CpuBackend:
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def host(self, num_bytes: int) -> Tensor:
+        """Return zeroed memory: the device's own."""
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Nothing: the system provides memory as it is touched."""
+
+    def capture(self, work: Callable[[], T]) -> tuple[Replay, T]:
+        """Refuse: launching costs nothing here."""
+        raise NotImplementedError("work is not captured on a CPU")
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the median time of a call of ``work``."""
+        times = []
+        for _ in range(_TIMED_RUNS):
+            begin = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
 
     def stream(self, *, overlap: bool) -> InlineStream | ThreadStream:
         """Return a worker thread, or with ``overlap`` off a stream that runs on the caller's."""

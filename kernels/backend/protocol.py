@@ -12,6 +12,9 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+Replay = Callable[[], None]
+"""Does recorded work again, on the stream being worked on, at the cost of one launch."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,8 +73,33 @@ class Backend(Protocol):
         """The device's name in torch, where tensors are made."""
         ...
 
+    @property
+    def captures(self) -> bool:
+        """Whether ``capture`` works here, and so whether padding steps to buckets pays."""
+        ...
+
     def allocate(self, num_bytes: int) -> Tensor:
         """Return zeroed bytes on the device: [num_bytes] uint8, aligned to 4096."""
+        ...
+
+    def host(self, num_bytes: int) -> Tensor:
+        """Return zeroed host memory that copies to and from the device use without waiting: [num_bytes] uint8."""
+        ...
+
+    def reserve(self, num_bytes: int) -> None:
+        """Take memory that later temporaries of the stream being worked on come from, and give back what is unused."""
+        ...
+
+    def capture(self, work: Callable[[], T]) -> tuple[Replay, T]:
+        """Record ``work()``, which has run before, inside work submitted to a stream; return it with its result.
+
+        A replay reads and writes the same memory every time, and so gives the result new values. The memory comes from
+        one pool of the backend: what the caller lets go of is used by later recordings.
+        """
+        ...
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return how long ``work()`` takes on the device, the median of several runs without the cost of launching."""
         ...
 
     def stream(self, *, overlap: bool) -> Stream:

@@ -1,0 +1,157 @@
+"""One CUDA device: a stream of the driver, pinned host memory, and graphs that share one pool of memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from treadle.kernels.backend.protocol import MemoryFacts, Replay
+
+T = TypeVar("T")
+
+_ALIGN = 4096
+_TIMED_RUNS = 7
+_CALLS_A_RUN = 10
+
+
+class NoCudaError(ValueError):
+    """torch cannot reach a CUDA device; says why and what works."""
+
+
+class CudaEvent(Generic[T]):
+    """The point on the stream behind one piece of work, with its result or what it raised while it was launched."""
+
+    def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        self._begin, self._end = begin, end
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the device is past the work."""
+        return bool(self._end.query())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds between begin and end of the work on the device."""
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+    def wait(self) -> T:
+        """Block until the device is past the work; return the result or raise what went wrong."""
+        if self._error is not None:
+            raise self._error
+        self._end.synchronize()
+        return self._result  # type: ignore[return-value]
+
+    def run(self, work: Callable[..., T], args: tuple[object, ...]) -> None:
+        """Launch the work, once, on the current stream."""
+        self._begin.record()
+        try:
+            self._result = work(*args)
+        except BaseException as error:
+            self._error = error
+        self._end.record()
+
+
+class CudaStream:
+    """A stream of the driver beside the default one. Work is launched inside ``submit``, and runs behind it."""
+
+    def __init__(self, stream: torch.cuda.Stream, *, overlap: bool) -> None:
+        self._stream = stream
+        self._overlap = overlap
+        self._open = True
+
+    def submit(self, work: Callable[..., T], *args: object) -> CudaEvent[T]:
+        """Launch ``work(*args)`` behind everything submitted before; what it raises comes out of the event's ``wait``."""
+        assert self._open, "the stream is closed"
+        event: CudaEvent[T] = CudaEvent(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        with torch.cuda.stream(self._stream):
+            event.run(work, args)
+        if not self._overlap:
+            self._stream.synchronize()
+        return event
+
+    def close(self) -> None:
+        """Wait for what was submitted."""
+        self._open = False
+        self._stream.synchronize()
+
+
+class CudaBackend:
+    """The first visible device. Raises NoCudaError if torch has none."""
+
+    name = "cuda"
+    device = "cuda"
+    captures = True
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+            raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
+        torch.cuda.init()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Return zeroed bytes, [num_bytes] uint8 at a 4096-byte boundary."""
+        memory = torch.zeros(num_bytes + _ALIGN, dtype=torch.uint8, device=self.device)
+        begin = -memory.data_ptr() % _ALIGN
+        return memory[begin : begin + num_bytes]
+
+    def host(self, num_bytes: int) -> Tensor:
+        """Return zeroed pinned memory."""
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make the allocator hold one free block of ``num_bytes`` for the current stream, and nothing else unused."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def stream(self, *, overlap: bool) -> CudaStream:
+        """Return a new stream, behind all that has been launched; without ``overlap`` it is waited for after each work."""
+        torch.cuda.synchronize()
+        return CudaStream(torch.cuda.Stream(), overlap=overlap)
+
+    def capture(self, work: Callable[[], T]) -> tuple[Replay, T]:
+        """Record ``work()`` on the current stream; it is not run. Raises what the work raises."""
+        graph = torch.cuda.CUDAGraph()
+        # The context manager of torch would empty the allocator's cache and collect garbage for each of many graphs.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            result = work()
+        finally:
+            graph.capture_end()
+        return graph.replay, result
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the median time of ``work`` on the device, from replays of a graph that holds several calls."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        graph, times = torch.cuda.CUDAGraph(), []
+        with torch.cuda.stream(stream):
+            work()
+            stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(_CALLS_A_RUN):
+                work()
+            graph.capture_end()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            for _ in range(_TIMED_RUNS):
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) / 1e3 / _CALLS_A_RUN)
+        torch.cuda.current_stream().wait_stream(stream)
+        return statistics.median(times)
+
+    def memory(self) -> MemoryFacts:
+        """Return the device's memory: what is free counts what the allocator holds and nobody uses."""
+        free, total = torch.cuda.mem_get_info()
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return MemoryFacts(total_bytes=total, available_bytes=free + unused)

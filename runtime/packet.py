@@ -1,0 +1,235 @@
+"""Writes a plan into the packet of a step (``graph.packet`` has its layout). Host only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from treadle.graph.buckets import Buckets
+from treadle.graph.packet import (
+    MAX_STOPS,
+    SLOT_WIDTH,
+    Column,
+    Header,
+    Sections,
+    StepShape,
+    packet_capacity,
+    sections,
+)
+from treadle.graph.state import round_up
+from treadle.kernels.backend.protocol import Backend
+from treadle.runtime.sampler import Needs
+from treadle.runtime.scheduler import Chunk, Plan
+from treadle.runtime.sequence import Sequence
+
+NUM_STAGES = 2
+"""Steps in flight at most: while one runs, the next is written."""
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+
+
+class Packet(NamedTuple):
+    """One step, ready to be sent."""
+
+    data: Tensor
+    """[n] int32, host memory that is written again two steps later"""
+    shape: StepShape
+    """of the step's tensors, a bucket's if ``captured``"""
+    captured: bool
+    num_rows: int
+    """rows of logits that are somebody's, the first ones"""
+    needs: Needs
+    stage: int
+    """which of NUM_STAGES sets of host memory is this step's"""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    data: Tensor
+    ints: Ints
+    longs: Longs
+
+
+class PacketWriter:
+    """Owns the host side of the packets."""
+
+    def __init__(self, backend: Backend, buckets: Buckets, largest: StepShape, *, max_pages: int, nobody: int) -> None:
+        """``largest`` is what an uncaptured step may have; ``nobody`` the slot that padding points at."""
+        shapes = (largest, *buckets.all)
+        bound = StepShape(*(max(sizes) for sizes in zip(*shapes)))
+        self.capacity = packet_capacity(bound, max_pages)
+        """int32 of the largest packet"""
+        self.bound = bound
+        """the largest of each size"""
+        self._buckets, self._nobody = buckets, nobody
+        self._stages = []
+        for _ in range(NUM_STAGES):
+            data = backend.host(self.capacity * 4).view(torch.int32)
+            ints: Ints = data.numpy()
+            self._stages.append(_Stage(data, ints, ints.view(np.int64)))
+        self._turn = 0
+        self._count = np.arange(max(bound) + 1, dtype=np.int32)
+        self._long_count = np.arange(bound.num_rows, dtype=np.int64)
+
+    def write(self, plan: Plan) -> Packet:
+        """Return the packet of a plan. What was returned NUM_STAGES calls ago must have run."""
+        decodes, chunks = plan.decodes, plan.chunks
+        sampled = plan.sampled
+        exact = StepShape(plan.num_tokens, len(decodes) + len(chunks), len(sampled))
+        bucket = self._buckets.find(exact, decodes_only=not chunks)
+        shape = bucket or exact
+        stage, at = self._next(shape)
+        ints, longs = stage.ints, stage.longs
+        if not chunks:
+            self._frame(stage, shape, at, shape.num_seqs, len(sampled))
+            slots = [seq.slot for seq in decodes]
+            ints[at.slots : at.slots + len(slots)] = slots
+            longs[at.sample_slots // 2 : at.sample_slots // 2 + len(slots)] = slots
+        else:
+            self._frame(stage, shape, at, len(decodes), len(sampled))
+            self._write_mixed(stage, at, shape, plan)
+        end = self._write_news(stage, at, plan)
+        return Packet(stage.data[:end], shape, bucket is not None, len(sampled), needs_of(sampled), self._turn)
+
+    def scratch(self, shape: StepShape, *, decodes: bool, captured: bool, needs: Needs) -> Packet:
+        """Return a step of ``shape`` that nobody asked for: it writes to the scratch page, and no row is sampled.
+
+        With ``decodes``, of sequences that have ended; else of first chunks, as even as can be.
+        """
+        stage, at = self._next(shape)
+        tokens, seqs, _ = shape
+        self._frame(stage, shape, at, seqs if decodes else 0, 0)
+        if not decodes:
+            counts = [tokens // seqs + (index < tokens % seqs) for index in range(seqs)]
+            begin = 0
+            for seq, count in enumerate(counts):
+                self._write_chunk(stage, at, seq, begin, 0, count)
+                begin += count
+        return Packet(stage.data[: at.end], shape, captured, 0, needs, self._turn)
+
+    def _next(self, shape: StepShape) -> tuple[_Stage, Sections]:
+        self._turn = (self._turn + 1) % NUM_STAGES
+        return self._stages[self._turn], sections(shape)
+
+    def _frame(self, stage: _Stage, shape: StepShape, at: Sections, num_decodes: int, num_rows: int) -> None:
+        """Write a step of padding: sequences of nobody, one token each as far as ``num_decodes`` goes, the rest dead."""
+        ints, longs, count = stage.ints, stage.longs, self._count
+        tokens, seqs, rows = shape
+        ints[Header.NUM_DECODES], ints[Header.NUM_ROWS] = num_decodes, num_rows
+        ints[at.slots : at.slots + seqs] = self._nobody
+        ints[at.q_starts : at.q_starts + num_decodes + 1] = count[: num_decodes + 1]
+        ints[at.q_starts + num_decodes + 1 : at.q_starts + seqs + 1] = num_decodes
+        ints[at.kv_lens : at.admission_at] = 0
+        ints[at.admission_at : at.admission_at + seqs] = -1
+        ints[at.seq_ids : at.seq_ids + num_decodes] = count[:num_decodes]
+        if num_decodes < tokens:
+            ints[at.seq_ids + num_decodes : at.seq_ids + tokens] = seqs - 1
+            longs[at.token_ids // 2 : at.token_ids // 2 + tokens] = 0
+            longs[at.positions // 2 : at.positions // 2 + tokens] = -1
+        ids = at.logit_rows // 2
+        longs[ids : ids + rows] = self._long_count[:rows]
+        longs[at.sample_slots // 2 : at.sample_slots // 2 + rows] = self._nobody
+
+    def _write_mixed(self, stage: _Stage, at: Sections, shape: StepShape, plan: Plan) -> None:
+        """Write decodes, then chunks."""
+        ints, longs = stage.ints, stage.longs
+        begin = row = num_decodes = len(plan.decodes)
+        rows_at, sample_at = at.logit_rows // 2, at.sample_slots // 2
+        slots = [seq.slot for seq in plan.decodes]
+        longs[rows_at : rows_at + row] = self._long_count[:row]
+        longs[sample_at : sample_at + row] = slots
+        for index, chunk in enumerate(plan.chunks, num_decodes):
+            slots.append(chunk.sequence.slot)
+            self._write_chunk(stage, at, index, begin, chunk.start, chunk.count)
+            known = _tokens(chunk)
+            longs[at.token_ids // 2 + begin : at.token_ids // 2 + begin + chunk.count] = known
+            begin += chunk.count
+            if chunk.samples:
+                longs[rows_at + row] = begin - 1
+                longs[sample_at + row] = chunk.sequence.slot
+                row += 1
+        longs[rows_at + row : rows_at + shape.num_rows] = 0
+        ints[at.slots : at.slots + len(slots)] = slots
+        ints[at.q_starts + len(slots) : at.q_starts + shape.num_seqs + 1] = begin
+
+    def _write_chunk(self, stage: _Stage, at: Sections, index: int, begin: int, start: int, count: int) -> None:
+        """Write where the tokens [start, start + count) of sequence ``index`` stand: at ``begin`` of the batch."""
+        ints = stage.ints
+        ints[at.q_starts + index] = begin
+        ints[at.q_starts + index + 1] = begin + count
+        ints[at.kv_lens + index] = start + count
+        ints[at.seq_ids + begin : at.seq_ids + begin + count] = index
+        positions = at.positions // 2 + begin
+        stage.longs[positions : positions + count] = np.arange(start, start + count)
+
+    def _write_news(self, stage: _Stage, at: Sections, plan: Plan) -> int:
+        """Write new contents of slots and new pages; return where the packet ends."""
+        end, ints = at.end, stage.ints
+        if plan.admitted:
+            admitted = {id(seq) for seq in plan.admitted}
+            for index, chunk in enumerate(plan.chunks, len(plan.decodes)):
+                seq = chunk.sequence
+                if id(seq) not in admitted:
+                    continue
+                ints[at.admission_at + index] = end
+                stage.longs[end // 2 : end // 2 + SLOT_WIDTH] = admission(seq)
+                end = self._write_pages(ints, at, index, 0, seq.pages, end + 2 * SLOT_WIDTH)
+        for row, first, page in plan.grown:
+            end = self._write_pages(ints, at, row, first, (page,), end)
+        return end
+
+    @staticmethod
+    def _write_pages(ints: Ints, at: Sections, index: int, first: int, pages: Rows[int], end: int) -> int:
+        ints[at.page_first + index] = first
+        ints[at.page_count + index] = len(pages)
+        ints[at.page_at + index] = end
+        ints[end : end + len(pages)] = pages
+        return round_up(end + len(pages), 2)
+
+
+def _tokens(chunk: Chunk) -> Ints:
+    tokens: array[int] = chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+    return np.frombuffer(tokens, dtype=np.int32)
+
+
+def admission(seq: Sequence) -> Longs:
+    """Return the content of a new sequence's slot, [SLOT_WIDTH]. It becomes active with the last chunk."""
+    params, stops = seq.params, seq.stop_ids or (-1,)
+    row = np.zeros(SLOT_WIDTH, dtype=np.int64)
+    row[Column.POSITION] = len(seq.tokens) - 1
+    row[Column.REMAINING] = seq.max_tokens - seq.num_outputs
+    row[Column.MIN_LEFT] = params.min_tokens - seq.num_outputs
+    row[Column.TOKEN_INDEX] = seq.num_outputs
+    row[Column.SEED] = seq.seed
+    row[Column.TOP_K] = max(params.top_k, 0)
+    floats = row.view(np.float32)
+    floats[2 * Column.TEMPERATURE] = params.temperature
+    floats[2 * Column.TOP_P] = params.top_p
+    floats[2 * Column.MIN_P] = params.min_p
+    row[Column.STOPS :] = stops[0]
+    row[Column.STOPS : Column.STOPS + len(stops)] = stops
+    assert len(stops) <= MAX_STOPS
+    return row
+
+
+def needs_of(sequences: list[Sequence]) -> Needs:
+    """Return what the rows need; each sequence's token is already counted as pending."""
+    distinct = {seq.needs for seq in sequences}
+    logprobs = [each.logprobs for each in distinct if each.logprobs is not None]
+    return Needs(
+        sampled=any(each.sampled for each in distinct),
+        top_k=max((each.top_k for each in distinct), default=0),
+        top_p=any(each.top_p for each in distinct),
+        min_p=any(each.min_p for each in distinct),
+        masked=any(each.masked for each in distinct)
+        and any(seq.needs.masked and seq.planned_outputs <= seq.params.min_tokens for seq in sequences),
+        logprobs=max(logprobs, default=None),
+    )

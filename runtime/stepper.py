@@ -1,0 +1,165 @@
+"""Does steps on the device: takes a packet, runs the program, samples, and sends the tokens back.
+
+Everything that a step reads and writes is in the same place every time, so that a step of a bucket's shape is replayed
+where the backend captures. Other steps are launched op by op. All of it runs on the stream, in the order of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treadle.graph.buckets import Buckets
+from treadle.graph.packet import StepShape, sections
+from treadle.graph.program import StepInputs
+from treadle.graph.target import Target
+from treadle.kernels import registry
+from treadle.kernels.backend.protocol import Backend, Stream
+from treadle.runtime.capture import CapturedStep, capture_step
+from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter
+from treadle.runtime.request import MAX_LOGPROBS
+from treadle.runtime.sampler import VARIANTS, Samples, sample, variant
+from treadle.runtime.sequence import Needs
+from treadle.runtime.slots import Slots
+
+
+class Executor(Protocol):
+    """What computes: weights and compiled bodies over an arena that it was given when it was made."""
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Return logits [R, V] of the wanted rows, after writing the new tokens' state into the arena.
+
+        In every layer the state of all T tokens is written before any of it is read: a sequence may begin with pages
+        that another one fills in the same step.
+        """
+        ...
+
+
+class Stepper:
+    """Owns the slots, the device's packet, and the buffers of what was sampled, on the device and on the host."""
+
+    def __init__(
+        self, *, executor: Executor, backend: Backend, stream: Stream, largest: StepShape, max_pages: int,
+        max_seq_tokens: int, buckets: Buckets,
+    ) -> None:  # fmt: skip
+        """``largest`` bounds the steps that are asked for; ``max_seq_tokens`` the length of a sequence."""
+        self.executor = executor
+        self._backend, self._stream = backend, stream
+        self._largest, self._buckets, self._max_seq_tokens = largest, buckets, max_seq_tokens
+        self._slots = Slots(largest.num_seqs, max_pages, backend.device)
+        self.writer = PacketWriter(backend, buckets, largest, max_pages=max_pages, nobody=self._slots.nobody)
+        bound = self.writer.bound
+        self._packet = torch.zeros(self.writer.capacity, dtype=torch.int32, device=backend.device)
+        self._page_table = torch.zeros(bound.num_seqs, max_pages, dtype=torch.int32, device=backend.device)
+        self._out = _samples(lambda n: torch.zeros(n, dtype=torch.uint8, device=backend.device), bound.num_rows)
+        self._host = [_samples(backend.host, bound.num_rows) for _ in range(NUM_STAGES)]
+        target = Target(device=backend.name)
+        self._begin, self._end = (
+            registry.candidates(op, target, {})[0].function for op in ("begin_step", "end_step")
+        )
+        self._captured: dict[StepShape, CapturedStep] = {}
+
+    @torch.inference_mode()
+    def run(self, packet: Packet) -> Samples:
+        """Do one step; return what it sampled, in host memory that is valid until two steps later.
+
+        Must be called on the stream.
+        """
+        self._send(packet)
+        if packet.captured:
+            self._captured[packet.shape].replay(variant(packet.needs))
+        else:
+            needs = VARIANTS[variant(packet.needs)] if self._backend.captures else packet.needs
+            self._finish(self._forward(packet.shape), packet.shape, needs)
+        return self._receive(packet)
+
+    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+        """Run the largest steps, so that memory is taken and kernels are compiled, and capture every bucket.
+
+        ``progress`` is told (steps done, steps in all). Every page is the scratch page, which belongs to nobody.
+        Raises what the program raises.
+        """
+        jobs = [*self._warm_ups(), *((shape, True) for shape in self._buckets.all)]
+        for done, (shape, captured) in enumerate(jobs):
+            progress(done, len(jobs))
+            decodes = captured and shape in self._buckets.decode
+            packet = self.writer.scratch(shape, decodes=decodes, captured=captured, needs=VARIANTS[-1])
+            self._stream.submit(self._capture if captured else self.run, packet).wait()
+        progress(len(jobs), len(jobs))
+
+    def _warm_ups(self) -> Iterator[tuple[StepShape, bool]]:
+        """Yield steps that are launched op by op: sizes that kernels may treat apart are all among them."""
+        tokens, seqs, _ = self._largest
+        fewest = -(-tokens // self._max_seq_tokens)
+        counts = dict.fromkeys(min(count, tokens) for count in (tokens, tokens - 1, 1) if count > 0)
+        for count in counts:
+            for num_seqs in dict.fromkeys((seqs, fewest, 1)):
+                if count / self._max_seq_tokens <= num_seqs <= count:
+                    yield StepShape(count, num_seqs, num_seqs), False
+
+    def _send(self, packet: Packet) -> None:
+        self._packet[: len(packet.data)].copy_(packet.data, non_blocking=True)
+
+    @torch.inference_mode()
+    def _capture(self, packet: Packet) -> None:
+        self._send(packet)
+        self._captured[packet.shape] = capture_step(self._backend, packet.shape, self._forward, self._finish)
+
+    def _forward(self, shape: StepShape) -> Tensor:
+        self._begin(self._slots.rows, self._slots.page_table, self._packet, self._page_table, *shape)
+        return self.executor.forward(self._inputs(shape))
+
+    def _inputs(self, shape: StepShape) -> StepInputs:
+        """Return the parts of the packet, as views."""
+        at, packet, wide = sections(shape), self._packet, self._packet.view(torch.int64)
+        tokens, seqs, rows = shape
+        return StepInputs(
+            token_ids=wide[at.token_ids // 2 : at.token_ids // 2 + tokens],
+            positions=wide[at.positions // 2 : at.positions // 2 + tokens],
+            seq_ids=packet[at.seq_ids : at.seq_ids + tokens],
+            q_starts=packet[at.q_starts : at.q_starts + seqs + 1],
+            kv_lens=packet[at.kv_lens : at.kv_lens + seqs],
+            page_table=self._page_table[:seqs],
+            logit_rows=wide[at.logit_rows // 2 : at.logit_rows // 2 + rows],
+        )
+
+    def _finish(self, logits: Tensor, shape: StepShape, needs: Needs) -> None:
+        """Sample into the buffers, and note the tokens in the slots."""
+        at, rows = sections(shape), shape.num_rows
+        slots = self._packet.view(torch.int64)[at.sample_slots // 2 : at.sample_slots // 2 + rows]
+        samples = sample(logits, self._slots.row_params(slots), needs)
+        self._end(self._slots.rows, self._packet, samples.tokens, self._out.tokens, *shape)
+        if needs.logprobs is not None:
+            for buffer, values in zip(self._out[1:], samples[1:]):
+                assert buffer is not None
+                assert values is not None
+                part = buffer[:rows] if values.ndim == 1 else buffer[:rows, : values.shape[1]]
+                part.copy_(values)
+
+    def _receive(self, packet: Packet) -> Samples:
+        host, rows = self._host[packet.stage], packet.num_rows
+        wanted = 1 if packet.needs.logprobs is None else len(host)
+        parts = []
+        for theirs, ours in zip(self._out[:wanted], host[:wanted]):
+            assert theirs is not None
+            assert ours is not None
+            parts.append(ours[:rows].copy_(theirs[:rows], non_blocking=True))
+        return Samples(*parts)
+
+
+def _samples(allocate: Callable[[int], Tensor], rows: int) -> Samples:
+    """Return buffers for so many rows."""
+
+    def buffer(dtype: torch.dtype, *shape: int) -> Tensor:
+        return allocate(rows * dtype.itemsize * max(shape, default=1)).view(dtype).view(rows, *shape)
+
+    return Samples(
+        tokens=buffer(torch.int64),
+        logprobs=buffer(torch.float32),
+        ranks=buffer(torch.int64),
+        top_ids=buffer(torch.int64, MAX_LOGPROBS),
+        top_logprobs=buffer(torch.float32, MAX_LOGPROBS),
+    )
