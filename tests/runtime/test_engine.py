@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from capturing_backend import CapturingBackend
 from history_model import KV, PAGE_TOKENS, VOCAB, Bench, answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,25 @@ def test_requests_together_answer_as_alone(overlap: bool, max_step_tokens: int) 
         assert bench.tokens(name) == answer(prompt, 5 + len(prompt) % 4)
         assert bench.reason(name) == "length"
     assert max(bench.model.step_tokens) <= max_step_tokens
+    bench.close()
+
+
+@pytest.mark.parametrize("max_step_tokens", [20, 64])
+def test_captured_steps_answer_as_launched_ones(max_step_tokens: int) -> None:
+    prompts = {f"r{n}": [(n * 5 + i * i) % VOCAB for i in range(1 + 5 * n)] for n in range(9)}
+    bench = Bench(captured=True, max_step_tokens=max_step_tokens, max_num_seqs=5)
+    for name, prompt in prompts.items():
+        bench.add(name, prompt, max_tokens=5 + len(prompt) % 4)
+    bench.run()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == answer(prompt, 5 + len(prompt) % 4)
+    backend = bench.backend
+    assert isinstance(backend, CapturingBackend)
+    # A program and its sampling each. Steps of 17 to 20 tokens have no bucket where 20 is the most, and are launched.
+    steps = bench.model.step_tokens
+    launched = [tokens for tokens in steps if tokens not in (1, 2, 4, 5, 16, 32, 64)]
+    assert (max(launched, default=0) > 16) == (max_step_tokens == 20)
+    assert backend.replayed == 2 * (len(steps) - len(launched))
     bench.close()
 
 
@@ -378,6 +398,7 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, object]]:
     max_step_tokens=st.integers(4, 24),
     overlap=st.booleans(),
     prefix_cache=st.booleans(),
+    captured=st.booleans(),
 )
 def test_any_schedule_gives_right_tokens_and_leaks_nothing(
     script: list[tuple[str, object]],
@@ -386,8 +407,10 @@ def test_any_schedule_gives_right_tokens_and_leaks_nothing(
     max_step_tokens: int,
     overlap: bool,
     prefix_cache: bool,
+    captured: bool,
 ) -> None:
     bench = Bench(
+        captured=captured,
         num_pages=num_pages,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
