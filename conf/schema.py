@@ -14,9 +14,11 @@ PASSES = (
     "quantize",
     "fuse_projections",
     "place_state",
-    "fuse_add_norm",
     "fuse_rope_cache",
     "fuse_activation",
+    "fuse_linear_add",
+    "fuse_norm_gated",
+    "fuse_add_norm",
     "choose_kernels",
     "compile",
 )
@@ -110,9 +112,7 @@ class HardwareConfig:
 
     device: str = field(
         default="auto",
-        metadata=_about(
-            "auto: what this version runs on, the CPU; cuda plans for a GPU", choices=("auto", "cpu", "cuda")
-        ),
+        metadata=_about("auto: cuda where a device answers, else the CPU", choices=("auto", "cpu", "cuda")),
     )
     name: str | None = field(
         default=None, metadata=_about("name of the machine kind, for logs; null: asked from the machine")
@@ -149,6 +149,12 @@ class PassesConfig:
     fuse_add_norm: bool = field(default=True, metadata=_about("residual add and the next norm in one op"))
     fuse_rope_cache: bool = field(default=True, metadata=_about("rope and the cache write in one op"))
     fuse_activation: bool = field(default=True, metadata=_about("activation and product of a gated MLP in one op"))
+    fuse_linear_add: bool = field(
+        default=True, metadata=_about("product and residual add in one op, in steps of few tokens on a GPU")
+    )
+    fuse_norm_gated: bool = field(
+        default=True, metadata=_about("norm, gate, up and activation in one op, in steps of few tokens on a GPU")
+    )
     quantize: str = field(
         default="auto",
         metadata=_about(
@@ -171,9 +177,17 @@ class PassesConfig:
 class SchedulerConfig:
     """How requests share the device."""
 
-    max_num_seqs: int = field(default=32, metadata=_about("sequences that run together", low=1, high=4096))
-    max_step_tokens: int = field(
-        default=512, metadata=_about("tokens of one step, decodes and prefill chunks together", low=1, high=1 << 20)
+    max_num_seqs: int | None = field(
+        default=None,
+        metadata=_about("sequences that run together; null: 32 on a CPU, 256 on a GPU", low=1, high=4096),
+    )
+    max_step_tokens: int | None = field(
+        default=None,
+        metadata=_about(
+            "tokens of one step, decodes and prefill chunks together; null: 512 on a CPU, 8192 on a GPU",
+            low=1,
+            high=1 << 20,
+        ),
     )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
     overlap: bool = field(default=True, metadata=_about("schedule the next step while the device runs this one"))

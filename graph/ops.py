@@ -34,11 +34,16 @@ SCHEMAS: dict[str, str] = {
     # (sum, norm(sum)): a residual add and the norm that follows it
     "add_norm": "(Tensor a, Tensor b, Tensor? weight, Tensor? bias, float alpha=1.0, float beta=1.0, str kind='rms',"
     " float eps=1e-6, bool plus_one=False, int groups=1, str cast='after') -> (Tensor, Tensor)",
+    # alpha * residual + beta * linear(x, weight, bias)
+    "linear_add": "(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float alpha=1.0, float beta=1.0) -> Tensor",
     "activation": "(Tensor x, str act) -> Tensor",
     # act(gate) * up
     "act_mul": "(Tensor gate, Tensor up, str act) -> Tensor",
     # act(x[..., :n]) * x[..., n:], n = half of the last dim
     "gated_activation": "(Tensor x, str act) -> Tensor",
+    # gated_activation(linear(norm(x), weight, bias)); weight [2 n, K] -> [..., n]
+    "norm_gated_linear": "(Tensor x, Tensor? norm_weight, Tensor? norm_bias, str kind, float eps, bool plus_one,"
+    " int groups, str cast, Tensor weight, Tensor? bias, str act) -> Tensor",
     # clip to [-clip, clip] (0: off), times scale, then softcap * tanh(x / softcap) (0: off)
     "affine": "(Tensor x, float scale=1.0, float softcap=0.0, float clip=0.0) -> Tensor",
     # x [T, H, D], positions [T] int64, table [L, R] fp32 = cos [R/2] ++ sin [R/2]; rotates R of the D channels,
@@ -101,6 +106,21 @@ def _gated(x: Tensor, act: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+def _norm_gated_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    kind: str,
+    eps: float,
+    plus_one: bool,
+    groups: int,
+    cast: str,
+    weight: Tensor,
+    *_: object,
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
 
@@ -139,6 +159,8 @@ SHAPES: dict[str, Callable[..., object]] = {
     "activation": _same,
     "act_mul": _same,
     "gated_activation": _gated,
+    "linear_add": _linear,
+    "norm_gated_linear": _norm_gated_linear,
     "affine": _same,
     "rope": _same,
     "attention": _attention,

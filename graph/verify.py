@@ -45,6 +45,8 @@ LEVEL_OPS = {
             "activation",
             "act_mul",
             "gated_activation",
+            "linear_add",
+            "norm_gated_linear",
             "affine",
             "rope",
             "cache_write",

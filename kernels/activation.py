@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.registry import register_reference
+from treadle.kernels.skinny import skinny
+from treadle.kernels.triton_kernel import register_triton
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -82,3 +84,6 @@ def gated_activation(x: Tensor, act: str) -> Tensor:
 register_reference("activation", activation, inline=True)
 register_reference("act_mul", act_mul, inline=True)
 register_reference("gated_activation", gated_activation, inline=True)
+register_triton("activation", "activation_triton", skinny("x"))
+register_triton("act_mul", "activation_triton", skinny("gate", "up"))
+register_triton("gated_activation", "activation_triton", skinny("x"))

@@ -12,6 +12,8 @@ from torch import Tensor
 from treadle.kernels.add import add
 from treadle.kernels.norm import norm
 from treadle.kernels.registry import register_reference
+from treadle.kernels.skinny import skinny
+from treadle.kernels.triton_kernel import register_triton
 
 
 def add_norm(
@@ -36,3 +38,4 @@ def add_norm(
 
 
 register_reference("add_norm", add_norm, inline=True)
+register_triton("add_norm", "norm_triton", skinny("a", "b", "weight", "bias"))

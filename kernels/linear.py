@@ -15,6 +15,8 @@ from torch import Tensor
 
 from treadle.kernels import native
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.skinny import skinny
+from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -74,3 +76,4 @@ register(
         priority=10,
     )
 )
+register_triton("linear", "linear_triton", skinny("x", "weight", "bias"))

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from treadle.kernels.registry import register_reference
+from treadle.kernels.skinny import skinny
+from treadle.kernels.triton_kernel import register_triton
 
 
 def norm(
@@ -62,3 +64,4 @@ def norm(
 
 
 register_reference("norm", norm, inline=True)
+register_triton("norm", "norm_triton", skinny("x", "weight", "bias"))

@@ -30,6 +30,8 @@ OP_MODULES = (
     "add",
     "add_norm",
     "activation",
+    "linear_add",
+    "norm_gated_linear",
     "affine",
     "rope",
     "attention",

@@ -1,7 +1,7 @@
 """The pipeline, on one page. Configuration names the order and what is left out; here each name gets its pass.
 
-1 quantize   2 fuse projections   3 place state in the arena   4 fuse (add + norm, rope + cache write, activation)
-5 choose kernels   6 compile
+1 quantize   2 fuse projections   3 place state in the arena   4 fuse: rope + cache write, activation, add + norm; in
+programs for few tokens also product + residual add, norm + product + activation   5 choose kernels   6 compile
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from pathlib import Path
 from treadle.conf.errors import ConfigError
 from treadle.conf.schema import PassesConfig
 from treadle.graph.target import Target
+from treadle.kernels.skinny import is_skinny
 from treadle.passes.base import Pass
 from treadle.passes.choose_kernels import ChooseKernels
 from treadle.passes.compile import Compile
 from treadle.passes.fuse_activation import FuseActivation
 from treadle.passes.fuse_add_norm import FuseAddNorm
+from treadle.passes.fuse_linear_add import FuseLinearAdd
+from treadle.passes.fuse_norm_gated import FuseNormGated
 from treadle.passes.fuse_projections import FuseProjections
 from treadle.passes.fuse_rope_cache import FuseRopeCache
 from treadle.passes.place_state import PlaceState
@@ -37,9 +40,11 @@ def pipeline(
         "quantize": lambda: Quantize() if config.quantize == "int8" else None,
         "fuse_projections": lambda: FuseProjections() if config.fuse_projections else None,
         "place_state": PlaceState,
-        "fuse_add_norm": lambda: FuseAddNorm() if config.fuse_add_norm else None,
         "fuse_rope_cache": lambda: FuseRopeCache() if config.fuse_rope_cache else None,
         "fuse_activation": lambda: FuseActivation() if config.fuse_activation else None,
+        "fuse_linear_add": lambda: FuseLinearAdd() if config.fuse_linear_add and is_skinny(target) else None,
+        "fuse_norm_gated": lambda: FuseNormGated() if config.fuse_norm_gated and is_skinny(target) else None,
+        "fuse_add_norm": lambda: FuseAddNorm() if config.fuse_add_norm else None,
         "choose_kernels": lambda: ChooseKernels(target=target),
         "compile": lambda: _compile(config, target, progress) if config.compile else None,
     }

@@ -64,7 +64,21 @@ def test_a_kernel_that_does_not_support_the_target_is_left_out():
 
 def test_no_cpu_kernel_is_offered_to_another_device():
     for op in ops.SCHEMAS:
-        assert [one.name for one in registry.candidates(op, Target(device="cuda"), {})] == [f"{op}.reference"]
+        names = {one.name for one in registry.candidates(op, Target(device="cuda", features={"sm_90"}), {})}
+        assert names <= {f"{op}.reference", f"{op}.triton", f"{op}.triton_pdl"}
+
+
+def test_few_tokens_on_a_gpu_have_kernels_that_many_have_not():
+    attrs = {"kind": "rms", "cast": "after", "groups": 1}
+    for op in ("norm", "add_norm", "activation", "act_mul", "gated_activation", "linear", "linear_add"):
+        for features, best in (((), "triton"), (("sm_90",), "triton_pdl")):
+            few, many = (Target(device="cuda", features=frozenset(features), max_tokens=n) for n in (8, None))
+            assert registry.candidates(op, few, attrs)[0].name == f"{op}.{best}"
+            assert registry.candidates(op, many, attrs) == [registry.reference(op)]
+            mixed = {**attrs, "dtypes": {"x": torch.float32, "a": torch.float32, "gate": torch.float32}}
+            mixed["dtypes"] |= {"weight": torch.float16, "b": torch.float16, "up": torch.float16}
+            if op not in ("activation", "gated_activation"):
+                assert registry.candidates(op, few, mixed) == [registry.reference(op)]
 
 
 def test_the_dtypes_of_the_node_count_before_those_of_the_model():
@@ -101,6 +115,20 @@ def tokens_arguments(tokens: int) -> dict[str, tuple[object, ...]]:
         "activation": (x, "gelu"),
         "act_mul": (x, x, "silu"),
         "gated_activation": (wide, "silu"),
+        "linear_add": (wide, torch.randn(8, 16), torch.randn(8), x, 0.5, 2.0),
+        "norm_gated_linear": (
+            x,
+            torch.randn(8),
+            None,
+            "rms",
+            1e-6,
+            True,
+            1,
+            "before",
+            torch.randn(6, 8),
+            torch.randn(6),
+            "silu",
+        ),
         "affine": (x, 0.5, 3.0, 2.0),
         "rope": (heads, ids, torch.randn(9, 6), "interleaved", "tail"),
         "linear_int8": (x, codes, scale, None, 4),

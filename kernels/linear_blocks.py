@@ -1,0 +1,68 @@
+"""How the Triton kernels for few rows cut a product: measured for the shapes of known models, a rule for all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Op = Literal["linear", "linear_add", "norm_gated_linear"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One way to cut a product of T rows of x with N rows of weights."""
+
+    way: Literal["held", "looped", "dot"]
+    """see ``linear_triton``"""
+    rows: int
+    """of weights that a program takes (with a gated activation: of each half)"""
+    columns: int
+    """of weights that it takes at a time; held: at least all"""
+    warps: int = 4
+    stages: int = 0
+    """depth of the software pipeline of dot, 0 = Triton's default"""
+
+
+LONGEST_HELD = 8192
+"""columns of weights that a program can hold"""
+
+MEASURED: dict[tuple[Op, int, int, int], Blocks] = {}
+"""By op and the classes of N, K and T. One H200, bfloat16, early launch, weights that no cache holds."""
+
+
+def size_class(size: int) -> int:
+    """Return the power of two that ``size`` is nearest to from below, as an exponent."""
+    return max(size, 1).bit_length() - 1
+
+
+def token_class(tokens: int) -> int:
+    """Return the smallest of 1, 2, 4, 8 that holds ``tokens``."""
+    return 1 << (max(tokens, 1) - 1).bit_length()
+
+
+def choose(op: Op, outputs: int, width: int, tokens: int, dtype: torch.dtype) -> Blocks:
+    """Return the blocks for T = ``tokens`` rows of x, N = ``outputs`` and K = ``width``.
+
+    What was measured holds for 16-bit weights; sums of float32 need the wider registers of the general rule.
+    """
+    found = MEASURED.get((op, size_class(outputs), size_class(width), token_class(tokens)))
+    if found is not None and dtype.itemsize == 2 and (found.way != "held" or found.columns >= width):
+        return found
+    return general(op, width, tokens, dtype)
+
+
+def general(op: Op, width: int, tokens: int, dtype: torch.dtype) -> Blocks:
+    """Return blocks that are right for any shape, and good for most."""
+    whole = 1 << max(width - 1, 0).bit_length()
+    if tokens == 1:
+        # A norm needs the whole row first; without one, steps of 2048 columns keep more programs in flight.
+        longest = LONGEST_HELD if op == "norm_gated_linear" else 2048
+        if whole <= longest:
+            return Blocks("held", max(1, 4096 // whole), whole, 8 if whole > 4096 else 4)
+        return Blocks("looped", 1, 2048)
+    if dtype == torch.float32:
+        return Blocks("looped", 1, min(whole, 512))
+    # tl.dot takes 16 columns at least
+    return Blocks("dot", 16, max(16, min(whole, 256)), 4, 4)
