@@ -73,16 +73,13 @@ def _check_pages(deployment: Deployment) -> None:
             value=tokens,
             nearest=[f"kv.page_tokens={n}" for n in (below, below * 2) if n <= 256],
         )
-    scheduler = deployment.scheduler
-    if scheduler.max_num_seqs > scheduler.max_step_tokens:
+    seqs, tokens = deployment.scheduler.max_num_seqs, deployment.scheduler.max_step_tokens
+    if seqs is not None and tokens is not None and seqs > tokens:
         raise ConfigError(
-            f"a step of {scheduler.max_step_tokens} tokens cannot advance {scheduler.max_num_seqs} sequences",
+            f"a step of {tokens} tokens cannot advance {seqs} sequences",
             key="scheduler.max_step_tokens",
-            value=scheduler.max_step_tokens,
-            nearest=[
-                f"scheduler.max_step_tokens={scheduler.max_num_seqs}",
-                f"scheduler.max_num_seqs={scheduler.max_step_tokens}",
-            ],
+            value=tokens,
+            nearest=[f"scheduler.max_step_tokens={seqs}", f"scheduler.max_num_seqs={tokens}"],
         )
 
 

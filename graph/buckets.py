@@ -46,11 +46,14 @@ def assign_buckets(max_num_seqs: int, max_step_tokens: int) -> Buckets:
     """Return the buckets of a deployment: any number of decodes fits one, and so do most small mixed steps."""
     sizes = {size for size in (*DECODE_SIZES, *range(256, max_num_seqs, 64)) if size < max_num_seqs} | {max_num_seqs}
     mixed = set[StepShape]()
-    for tokens in MIXED_TOKENS:
-        if tokens <= max_step_tokens:
-            mixed |= {StepShape(tokens, seqs, seqs) for seqs in (4, max(4, tokens // 8), tokens // 2)}
-    return Buckets(
-        [StepShape(size, size, size) for size in sizes],
-        # Room for more sequences than there are would be wasted, but for the smallest bucket that holds them all.
-        [shape for shape in mixed if shape.num_seqs < 2 * max_num_seqs],
-    )
+    for tokens in (size for size in MIXED_TOKENS if size <= max_step_tokens):
+        for seqs in (4, max(4, tokens // 8), tokens // 2):
+            capped = min(seqs, max_num_seqs)
+            mixed.add(StepShape(tokens, capped, capped))
+    return Buckets([StepShape(size, size, size) for size in sizes], list(mixed))
+
+
+def largest_shape(launched: StepShape, buckets: Buckets) -> StepShape:
+    """Return the largest of each size among the buckets and ``launched``, the largest step that is not captured."""
+    tokens, seqs, rows = (max(sizes) for sizes in zip(launched, *buckets.all))
+    return StepShape(tokens, seqs, rows)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.packet import SLOT_WIDTH, StepShape, packet_capacity
 from treadle.graph.spec import Attention, Mlp, ModelSpec, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
@@ -14,8 +16,8 @@ INT8_GROUP = 32
 """Input channels that share a scale under weight-only int8."""
 RUNTIME_BYTES = {"cpu": 448 << 20, "cuda": 640 << 20}
 """CPU: interpreter, torch and inductor (416 MiB measured). GPU: an allowance for its context and libraries."""
-SLOT_BYTES = 256
-"""Sampling parameters, counters and flags of one sequence, on the device."""
+SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
+"""What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class MemoryRow:
     """One line of a memory plan."""
 
     kind: str
-    """weights, state, tables, workspace or runtime"""
+    """weights, state, tables, workspace, graphs or runtime"""
     item: str
     nbytes: int
 
@@ -67,9 +69,17 @@ def weight_rows(spec: ModelSpec, weights: Mapping[str, WeightInfo], dtype: str, 
     return [MemoryRow("weights", owner, nbytes) for owner, nbytes in sizes.items()]
 
 
-def table_rows(spec: ModelSpec, kv: PagedKV, max_num_seqs: int, max_len: int) -> list[MemoryRow]:
-    """Return the exact bytes of what grows with the longest sequence, and the state of the slots."""
-    slots = max_num_seqs * (kv.pages_for(max_len) * 4 + SLOT_BYTES)
+def table_rows(
+    spec: ModelSpec, kv: PagedKV, device: str, max_num_seqs: int, max_step_tokens: int, max_len: int
+) -> list[MemoryRow]:
+    """Return the exact bytes of what grows with the longest sequence, and of what steps are described with."""
+    buckets = assign_buckets(max_num_seqs, max_step_tokens) if device == "cuda" else Buckets()
+    bound = largest_shape(StepShape(max_step_tokens, max_num_seqs, max_num_seqs), buckets)
+    pages = kv.pages_for(max_len)
+    slots = (max_num_seqs + 1) * (pages * 4 + SLOT_WIDTH * 8) + bound.num_seqs * pages * 4
+    packet = packet_capacity(bound, pages) * 4 + bound.num_rows * SAMPLED_BYTES
+    # On a CPU the host's copies, one for each step in flight, are in the same memory.
+    copies = 1 if device == "cuda" else 3
     return [
         *(
             MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
@@ -77,19 +87,27 @@ def table_rows(spec: ModelSpec, kv: PagedKV, max_num_seqs: int, max_len: int) ->
         ),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
+        MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
 
 
-def workspace_rows(spec: ModelSpec, dtype: str, max_num_seqs: int, max_step_tokens: int) -> list[MemoryRow]:
+def workspace_rows(
+    spec: ModelSpec, dtype: str, device: str, max_num_seqs: int, max_step_tokens: int
+) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
-    width = 3 * spec.hidden + max(_live_width(op) for op in ops(spec))
+    width = (3 * spec.hidden + max(_live_width(op) for op in ops(spec))) * item
     # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
     logits = max_num_seqs * spec.vocab * (item + 3 * 4)
-    return [
-        MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width * item),
+    rows = [
+        MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
     ]
+    if device == "cuda":
+        # Captured steps have memory of their own, the same for all of them.
+        tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
+        rows.append(MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits))
+    return rows
 
 
 def runtime_row(device: str) -> MemoryRow:

@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import platform
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 _FEATURE = re.compile(r"avx\w*|amx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|bf16|i8mm|vnni")
+
+
+_CAPABILITY = (75, 76)
+"""the driver's numbers of the attributes major and minor compute capability"""
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """The first CUDA device that this process may use, as the driver describes it."""
+
+    name: str
+    memory_bytes: int
+    capability: str
+    """of its instruction set: sm_90"""
+
+
+@functools.cache
+def cuda_device() -> CudaDevice | None:
+    """Return the CUDA device, None if there is no driver or no device. Asks the driver, without torch or a context."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    name, version = ctypes.create_string_buffer(256), [ctypes.c_int(), ctypes.c_int()]
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    failed = driver.cuDeviceGet(ctypes.byref(device), 0)
+    failed |= driver.cuDeviceGetName(name, len(name), device)
+    failed |= driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+    for value, attribute in zip(version, _CAPABILITY):
+        failed |= driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    if failed:
+        return None
+    return CudaDevice(name.value.decode(), size.value, f"sm_{version[0].value}{version[1].value}")
 
 
 def num_cores() -> int:

@@ -65,6 +65,7 @@ class MemoryPlan:
     max_len: int
     """tokens of the longest sequence that will be served"""
     max_num_seqs: int
+    max_step_tokens: int
     full_sequences: int
     """sequences of ``max_len`` tokens that the arena holds at once"""
     largest_context: int
@@ -78,6 +79,11 @@ class MemoryPlan:
     def arena_bytes(self) -> int:
         """Bytes of the arena, its scratch page included."""
         return (1 + self.num_pages) * self.kv.page_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of what lives only inside a step, captured ones left out."""
+        return sum(row.nbytes for row in self.rows if row.kind == "workspace")
 
     @property
     def total_bytes(self) -> int:
@@ -108,7 +114,7 @@ class _Planner:
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize),
-            *workspace_rows(spec, work.dtype, work.max_num_seqs, work.max_step_tokens),
+            *workspace_rows(spec, work.dtype, work.device, work.max_num_seqs, work.max_step_tokens),
             runtime_row(work.device),
         ]
 
@@ -119,13 +125,14 @@ class _Planner:
         num_pages = self.choose_pages(max_len)
         pages = f"kv cache, {num_pages} pages of {self.kv.page_tokens} tokens and a scratch page"
         state = MemoryRow("state", pages, self.arena(num_pages))
-        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, max_len)
+        tables = self.tables(max_len)
         return MemoryPlan(
             rows=(*self.fixed, *tables, state),
             kv=self.kv,
             num_pages=num_pages,
             max_len=max_len,
             max_num_seqs=self.work.max_num_seqs,
+            max_step_tokens=self.work.max_step_tokens,
             full_sequences=num_pages // self.kv.pages_for(max_len),
             largest_context=max(longest, max_len),
             largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count).holds(count, max_len)),
@@ -173,9 +180,14 @@ class _Planner:
         """Return the bytes of an arena with this many pages for sequences."""
         return (1 + num_pages) * self.kv.page_bytes
 
+    def tables(self, max_len: int) -> list[MemoryRow]:
+        """Return what grows with the longest sequence."""
+        work = self.work
+        return table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+
     def room(self, max_len: int) -> int:
         """Return the bytes that an arena may take when sequences may be this long."""
-        tables = table_rows(self.spec, self.kv, self.work.max_num_seqs, max_len)
+        tables = self.tables(max_len)
         left = self.work.memory_bytes - sum(row.nbytes for row in (*self.fixed, *tables))
         return left if self.work.kv_bytes is None else min(left, self.work.kv_bytes)
 
@@ -219,7 +231,7 @@ class _Planner:
                 nearest=[f"kv.memory={asked}"],
             )
         one = self.among(1)
-        needed = sum(row.nbytes for row in (*one.fixed, *table_rows(self.spec, self.kv, 1, 1))) + least
+        needed = sum(row.nbytes for row in (*one.fixed, *one.tables(1))) + least
         weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
         smaller = "; passes.quantize=int8 makes them smaller" if self.work.quantize == "none" else ""
         raise MemoryPlanError(

@@ -17,7 +17,7 @@ from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig
+from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig
 from treadle.conf.size import format_bytes, parse_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
@@ -29,6 +29,12 @@ from treadle.graph.spec import ModelSpec
 
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU instruction sets with which bfloat16 is computed and not only stored."""
+
+GPU_SHARE = 0.95
+"""of a GPU's memory, for what a deployment takes: the driver and the libraries hold some that no plan knows of"""
+
+STEP_SIZES = {"cpu": (32, 512), "cuda": (256, 8192)}
+"""sequences that run together and tokens of a step, by device"""
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -80,6 +86,9 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         source, spec, allow_unused=model.allow_unused, allow_missing=model.allow_missing, seed=model.seed
     )
     dtype = model.dtype if model.dtype != "auto" else choose_dtype(config, source, hardware)
+    scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
+    assert scheduler.max_num_seqs is not None
+    assert scheduler.max_step_tokens is not None
     passes = replace(
         deployment.passes,
         quantize=_quantize(deployment, source, hardware),
@@ -92,9 +101,9 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             quantize=passes.quantize,
             page_tokens=deployment.kv.page_tokens,
-            max_num_seqs=deployment.scheduler.max_num_seqs,
+            max_num_seqs=scheduler.max_num_seqs,
             max_len=model.max_len,
-            max_step_tokens=deployment.scheduler.max_step_tokens,
+            max_step_tokens=scheduler.max_step_tokens,
             memory_bytes=parse_bytes(hardware.memory),
             kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
             device=hardware.device,
@@ -107,41 +116,64 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
+        scheduler=scheduler,
     )
     return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
 
 
 def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
     """Return the hardware with what was left open asked from this machine. Raises ConfigError where it cannot know."""
-    device = "cpu" if hardware.device == "auto" else hardware.device
-    if device != "cpu" and hardware.memory == "auto":
+    here = machine.cuda_device() if hardware.device != "cpu" else None
+    device = ("cpu" if here is None else "cuda") if hardware.device == "auto" else hardware.device
+    if device != "cpu" and here is None and hardware.memory == "auto":
         raise ConfigError(
-            "how much memory the device has must be said",
+            "no such device answers here, so how much memory it has must be said",
             key="hardware.memory",
             nearest=["hardware=h200", "hardware.memory=80GiB"],
         )
-    memory = machine.memory_bytes() if hardware.memory == "auto" else parse_bytes(hardware.memory)
-    features = hardware.features
+    if hardware.memory != "auto":
+        memory = parse_bytes(hardware.memory)
+    else:
+        memory = machine.memory_bytes() if here is None else int(here.memory_bytes * GPU_SHARE)
+    features, name = hardware.features, hardware.name
     if features is None:
-        features = machine.cpu_features() if device == "cpu" else ()
-    name = hardware.name or (machine.cpu_name() if device == "cpu" else device)
+        features = machine.cpu_features() if device == "cpu" else () if here is None else (here.capability,)
+    if name is None:
+        name = machine.cpu_name() if device == "cpu" else device if here is None else here.name
     threads = hardware.threads or machine.num_cores()
     return replace(hardware, device=device, memory=str(memory), features=features, name=name, threads=threads)
+
+
+def resolve_scheduler(scheduler: SchedulerConfig, device: str) -> SchedulerConfig:
+    """Return the scheduler with the sizes that serve ``device`` well where none are given."""
+    seqs, tokens = STEP_SIZES[device]
+    if scheduler.max_num_seqs is not None:
+        seqs = scheduler.max_num_seqs
+    elif scheduler.max_step_tokens is not None:
+        seqs = min(seqs, scheduler.max_step_tokens)
+    if scheduler.max_step_tokens is not None:
+        tokens = scheduler.max_step_tokens
+    return replace(scheduler, max_num_seqs=seqs, max_step_tokens=max(tokens, seqs))
 
 
 def refuse_elsewhere(resolved: Resolved) -> None:
     """Raise ConfigError if the deployment was planned for other hardware than this process can run on."""
     hardware, needed = resolved.deployment.hardware, resolved.plan.total_bytes
-    if hardware.device != "cpu":
+    if hardware.device == "cpu":
+        have, what = machine.memory_bytes(), "this machine"
+    else:
+        device = machine.cuda_device()
+        if device is None:
+            raise ConfigError(
+                "no such device answers here; a plan can be made for it",
+                key="hardware.device",
+                value=hardware.device,
+                nearest=["hardware=cpu", "treadle memory"],
+            )
+        have, what = device.memory_bytes, device.name
+    if needed > have:
         raise ConfigError(
-            "this version runs on the CPU; for other devices it plans",
-            key="hardware.device",
-            value=hardware.device,
-            nearest=["hardware=cpu", "treadle memory"],
-        )
-    if needed > machine.memory_bytes():
-        raise ConfigError(
-            f"the plan takes {format_bytes(needed)}, this machine has {format_bytes(machine.memory_bytes())}",
+            f"the plan takes {format_bytes(needed)}, {what} has {format_bytes(have)}",
             key="hardware.memory",
             nearest=["hardware.memory=auto"],
         )

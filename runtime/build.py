@@ -10,9 +10,10 @@ from torch import Tensor
 
 from treadle.conf.lock import from_lock
 from treadle.conf.phase import OnPhase
+from treadle.graph.buckets import SKINNY_TOKENS, assign_buckets
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
-from treadle.graph.program import Executable
+from treadle.graph.program import Executables, Lowering, Program
 from treadle.graph.resolve import Resolved, resolve
 from treadle.graph.target import Target
 from treadle.graph.weights import WeightExpr
@@ -37,8 +38,8 @@ def model_graph(resolved: Resolved) -> Graph:
     return build(resolved.spec, resolved.checkpoint.weights, options)
 
 
-def target(resolved: Resolved) -> Target:
-    """Return what passes and kernels may ask about the hardware."""
+def target(resolved: Resolved, max_tokens: int | None = None) -> Target:
+    """Return what passes and kernels may ask about the hardware, for steps of at most ``max_tokens``."""
     deployment = resolved.deployment
     hardware = deployment.hardware
     return Target(
@@ -48,18 +49,36 @@ def target(resolved: Resolved) -> Target:
         dtype=deployment.model.dtype,
         page_tokens=deployment.kv.page_tokens,
         kernels=deployment.passes.kernels,
+        max_tokens=max_tokens,
     )
 
 
-def passes(resolved: Resolved, on_phase: OnPhase | None = None) -> tuple[Pass, ...]:
+def passes(
+    resolved: Resolved, on_phase: OnPhase | None = None, max_tokens: int | None = None
+) -> tuple[Pass, ...]:
     """Return the pipeline of a deployment; bodies compiled are reported as the phase ``compile``."""
     progress: Callable[[int, int], None] | None = None if on_phase is None else partial(on_phase, "compile")
-    return pipeline(resolved.deployment.passes, target(resolved), progress)
+    return pipeline(resolved.deployment.passes, target(resolved, max_tokens), progress)
 
 
-def lower(resolved: Resolved, on_phase: OnPhase | None = None, watchers: Sequence[Watch] = ()) -> Graph:
-    """Return the LOWERED graph of a deployment."""
-    return run_passes(passes(resolved, on_phase), model_graph(resolved), watchers)
+def lower(
+    resolved: Resolved,
+    on_phase: OnPhase | None = None,
+    watchers: Sequence[Watch] = (),
+    max_tokens: int | None = None,
+) -> Graph:
+    """Return the LOWERED graph of a deployment, for steps of at most ``max_tokens``."""
+    return run_passes(passes(resolved, on_phase, max_tokens), model_graph(resolved), watchers)
+
+
+def program(resolved: Resolved, on_phase: OnPhase | None = None, *, captures: bool) -> Program:
+    """Return how a deployment runs; where steps are captured, small ones have a lowering of their own."""
+    wide = Lowering(graph=lower(resolved, on_phase))
+    if not captures:
+        return Program(lowerings=(wide,))
+    small = Lowering(graph=lower(resolved, on_phase, max_tokens=SKINNY_TOKENS), max_tokens=SKINNY_TOKENS)
+    buckets = assign_buckets(resolved.plan.max_num_seqs, resolved.plan.max_step_tokens)
+    return Program(lowerings=(small, wide), buckets=buckets)
 
 
 def weights(
@@ -75,21 +94,28 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     deployment = resolved.deployment
     on_phase("graph")
     backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
-    graph = lower(resolved, on_phase)
-    loaded = weights(resolved, graph.weights, on_phase)
+    made = program(resolved, on_phase, captures=backend.captures)
+    loaded = weights(resolved, made.weights, on_phase)
     on_phase("state")
-    arena = Arena(backend, resolved.plan.arena_bytes, scratch_bytes=graph.state.page_bytes)
+    # What loading and compiling left behind goes back before the arena takes its part.
+    backend.trim()
+    arena = Arena(backend, resolved.plan.arena_bytes, scratch_bytes=made.state.page_bytes)
     settings = EngineSettings(
         max_len=resolved.plan.max_len,
-        max_num_seqs=deployment.scheduler.max_num_seqs,
-        max_step_tokens=deployment.scheduler.max_step_tokens,
+        max_num_seqs=resolved.plan.max_num_seqs,
+        max_step_tokens=resolved.plan.max_step_tokens,
         # Over HTTP the text side bounds the queue; it may see a slot as free before the step loop does.
-        max_queue=deployment.scheduler.max_queue + deployment.scheduler.max_num_seqs,
+        max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=deployment.scheduler.overlap,
         prefix_cache=deployment.kv.prefix_cache,
     )
-    executable = Executable(graph, loaded, arena.bytes)
-    engine = Engine(executor=executable, backend=backend, arena=arena, kv=graph.state, settings=settings)
-    on_phase("warm up")
-    engine.warm_up()
+    engine = Engine(
+        executor=Executables(made, loaded, arena.bytes),
+        backend=backend,
+        arena=arena,
+        kv=made.state,
+        settings=settings,
+        buckets=made.buckets,
+    )
+    engine.warm_up(partial(on_phase, "warm up"), workspace_bytes=resolved.plan.workspace_bytes)
     return engine

@@ -154,12 +154,14 @@ class Engine:
             self._heal()
         return outputs
 
-    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def warm_up(
+        self, progress: Callable[[int, int], None] = lambda done, total: None, *, workspace_bytes: int = 0
+    ) -> None:
         """Run the program at its largest and capture it, so that the first request meets a steady state.
 
-        ``progress`` is told (steps done, steps in all). Raises what the program raises.
+        ``workspace_bytes`` of the device are taken for what lives only inside a step. ``progress`` is told (steps done, steps in all). Raises what the program raises.
         """
-        self._stepper.warm_up(progress)
+        self._stepper.warm_up(progress, workspace_bytes)
 
     def stats(self) -> Stats:
         """Return gauges and counters, a copy."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from treadle.graph.buckets import Buckets
+from treadle.graph.buckets import Buckets, largest_shape
 from treadle.graph.packet import (
     MAX_STOPS,
     SLOT_WIDTH,
@@ -63,8 +63,7 @@ class PacketWriter:
 
     def __init__(self, backend: Backend, buckets: Buckets, largest: StepShape, *, max_pages: int, nobody: int) -> None:
         """``largest`` is what an uncaptured step may have; ``nobody`` the slot that padding points at."""
-        shapes = (largest, *buckets.all)
-        bound = StepShape(*(max(sizes) for sizes in zip(*shapes)))
+        bound = largest_shape(largest, buckets)
         self.capacity = packet_capacity(bound, max_pages)
         """int32 of the largest packet"""
         self.bound = bound

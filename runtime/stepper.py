@@ -76,12 +76,13 @@ class Stepper:
             self._finish(self._forward(packet.shape), packet.shape, needs)
         return self._receive(packet)
 
-    def warm_up(self, progress: Callable[[int, int], None]) -> None:
+    def warm_up(self, progress: Callable[[int, int], None], workspace_bytes: int) -> None:
         """Run the largest steps, so that memory is taken and kernels are compiled, and capture every bucket.
 
-        ``progress`` is told (steps done, steps in all). Every page is the scratch page, which belongs to nobody.
+        Temporaries of steps come from ``workspace_bytes`` taken first. ``progress`` is told (steps done, steps in all). Every page is the scratch page, which belongs to nobody.
         Raises what the program raises.
         """
+        self._stream.submit(self._backend.reserve, workspace_bytes).wait()
         jobs = [*self._warm_ups(), *((shape, True) for shape in self._buckets.all)]
         for done, (shape, captured) in enumerate(jobs):
             progress(done, len(jobs))

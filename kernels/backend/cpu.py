@@ -135,6 +135,9 @@ class CpuBackend:
         """Return zeroed memory: the device's own."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
+    def trim(self) -> None:
+        """Nothing: what is not used is not held."""
+
     def reserve(self, num_bytes: int) -> None:
         """Nothing: the system provides memory as it is touched."""
 

@@ -105,10 +105,13 @@ class CudaBackend:
         """Return zeroed pinned memory."""
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def reserve(self, num_bytes: int) -> None:
-        """Make the allocator hold one free block of ``num_bytes`` for the current stream, and nothing else unused."""
+    def trim(self) -> None:
+        """Give unused blocks of the allocator back to the driver."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make the allocator hold one free block of ``num_bytes`` for the current stream."""
         torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def stream(self, *, overlap: bool) -> CudaStream:

@@ -86,8 +86,12 @@ class Backend(Protocol):
         """Return zeroed host memory that copies to and from the device use without waiting: [num_bytes] uint8."""
         ...
 
+    def trim(self) -> None:
+        """Give back memory that is held and not used."""
+        ...
+
     def reserve(self, num_bytes: int) -> None:
-        """Take memory that later temporaries of the stream being worked on come from, and give back what is unused."""
+        """Take memory that later temporaries of the stream being worked on come from."""
         ...
 
     def capture(self, work: Callable[[], T]) -> tuple[Replay, T]:

@@ -30,7 +30,7 @@ def serving_plan(resolved: Resolved) -> Plan:
         name=deployment.serve.served_name or deployment.model.name,
         fingerprint=fingerprint(deployment),
         limits=Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab),
-        capacity=deployment.scheduler.max_num_seqs + deployment.scheduler.max_queue,
+        capacity=resolved.plan.max_num_seqs + deployment.scheduler.max_queue,
         load_tokenizer=partial(load_tokenizer, resolved.checkpoint.source),
         command=worker_command,
         deployment=to_lock(deployment).encode(),

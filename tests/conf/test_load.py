@@ -27,7 +27,7 @@ def test_default_is_the_packaged_model_with_nothing_to_fill_in():
     assert deployment.model.name == "smollm2"
     assert deployment.model.package is not None
     assert deployment.model.package.version == "0.1.2"
-    assert (deployment.kv.page_tokens, deployment.scheduler.max_num_seqs, deployment.serve.port) == (16, 32, 8000)
+    assert (deployment.kv.page_tokens, deployment.scheduler.max_queue, deployment.serve.port) == (16, 256, 8000)
 
 
 def test_groups_and_keys_are_laid_over_each_other():
@@ -93,7 +93,7 @@ def test_a_model_of_the_user_is_named_after_its_path():
         ("kv.memory=2Q", "kv.memory=2GiB"),
         ("serve.port=70000", "serve.port=65535"),
         ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs=1"),
-        ("scheduler.max_num_seqs=600", "scheduler.max_step_tokens=600"),
+        ("scheduler.max_step_tokens=0", "scheduler.max_step_tokens=1"),
         ("passes.order=[quantise,place_state]", "quantize"),
         ("model=hf", "model=hf model.path=DIR"),
         ("+kv.page_token=32", "kv.page_tokens"),
@@ -105,6 +105,10 @@ def test_a_mistake_is_one_line_with_the_nearest_thing_that_works(override, neare
     assert f"did you mean {nearest}" in message or f"or {nearest}?" in message
     assert override.lstrip("+").split("=")[0].split(".")[0] in message or "scheduler" in message
     assert "\n" not in message
+
+
+def test_a_step_must_hold_every_sequence():
+    assert "scheduler.max_step_tokens=600" in refused("scheduler.max_num_seqs=600", "scheduler.max_step_tokens=512")
 
 
 @pytest.mark.parametrize(

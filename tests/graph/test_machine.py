@@ -43,3 +43,53 @@ def test_features_are_those_that_kernels_ask_for(monkeypatch):
     assert machine.cpu_features() == ("asimd", "bf16", "i8mm", "sve2")
     monkeypatch.setattr(machine, "_cpuinfo", lambda: "")
     assert machine.cpu_features() == ()
+
+
+def test_without_a_driver_there_is_no_cuda_device(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", missing)
+    machine.cuda_device.cache_clear()
+    assert machine.cuda_device() is None
+    machine.cuda_device.cache_clear()
+
+
+class Driver:
+    """Answers as libcuda does: through pointers, 0 for success."""
+
+    count = 1
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = self.count
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = 0
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"NVIDIA X"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size, device):
+        size._obj.value = 80 << 30
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_driver_describes_the_device(monkeypatch, count):
+    driver = Driver()
+    driver.count = count
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: driver)
+    machine.cuda_device.cache_clear()
+    expected = machine.CudaDevice("NVIDIA X", 80 << 30, "sm_90") if count else None
+    assert machine.cuda_device() == expected
+    machine.cuda_device.cache_clear()

@@ -30,6 +30,15 @@ def bf16_machine(monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 8 << 30)
     monkeypatch.setattr(machine, "num_cores", lambda: 2)
     monkeypatch.setattr(machine, "cpu_features", lambda: ("avx2", "avx512_bf16"))
+    monkeypatch.setattr(machine, "cuda_device", lambda: None)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU with 80 GiB in that machine."""
+    device = machine.CudaDevice("NVIDIA X", 80 << 30, "sm_90")
+    monkeypatch.setattr(machine, "cuda_device", lambda: device)
+    return device
 
 
 def resolved(folder, *overrides: str) -> Resolved:
@@ -180,6 +189,32 @@ def test_a_plan_for_other_hardware_is_not_run_here(folder):
         refuse_elsewhere(resolved(folder, "hardware=h200"))
     with pytest.raises(ConfigError, match=r"this machine has 8\.00 GiB"):
         refuse_elsewhere(resolved(folder, "hardware.memory=1TiB", "kv.memory=20GiB"))
+
+
+def test_a_gpu_is_taken_where_one_answers(folder, gpu):
+    found = resolved(folder)
+    hardware, scheduler = found.deployment.hardware, found.deployment.scheduler
+    assert (hardware.device, hardware.name, hardware.features) == ("cuda", "NVIDIA X", ("sm_90",))
+    assert int(hardware.memory) == int(0.95 * gpu.memory_bytes) >= found.plan.total_bytes
+    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == (256, 8192)
+    refuse_elsewhere(found)
+    with pytest.raises(ConfigError, match=r"NVIDIA X has 80\.00 GiB"):
+        refuse_elsewhere(resolved(folder, "hardware=h200"))
+    on_cpu = resolved(folder, "hardware=cpu").deployment
+    assert (on_cpu.hardware.device, on_cpu.scheduler.max_num_seqs, on_cpu.scheduler.max_step_tokens) == ("cpu", 32, 512)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        (["scheduler.max_num_seqs=600"], (600, 600)),
+        (["scheduler.max_step_tokens=20"], (20, 20)),
+        (["scheduler.max_num_seqs=4", "scheduler.max_step_tokens=20"], (4, 20)),
+    ],
+)
+def test_sizes_of_steps_left_open_fit_those_given(folder, given, chosen):
+    scheduler = resolved(folder, *given).deployment.scheduler
+    assert (scheduler.max_num_seqs, scheduler.max_step_tokens) == chosen
 
 
 def test_the_arena_is_what_was_asked_for(folder):

@@ -28,8 +28,8 @@ class Recorder:
     """Stands between engine and program and keeps the logits of every row that was asked for."""
 
     def __init__(self, engine: Engine) -> None:
-        self._executor = engine._executor
-        engine._executor = self  # type: ignore[assignment]
+        self._executor = engine._stepper.executor
+        engine._stepper.executor = self
         self.rows: list[Tensor] = []
 
     def forward(self, inputs: StepInputs) -> Tensor:
