@@ -20,6 +20,7 @@ from torch import Tensor
 from treadle.graph.state import UNIT_BYTES
 from treadle.kernels import native
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -122,9 +123,12 @@ def cache_write_cpp(
     )
 
 
+def _one_type(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return len(dtypes_of(target, attrs, "k", "v")) == 1
+
+
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
-    one = len(dtypes_of(target, attrs, "k", "v")) == 1
-    return target.device == "cpu" and one and native.usable("cache_write")
+    return target.device == "cpu" and _one_type(target, attrs) and native.usable("cache_write")
 
 
 register_reference("cache_write", cache_write, inline=False)
@@ -138,3 +142,4 @@ register(
         priority=10,
     )
 )
+register_triton("cache_write", "cache_write_triton", _one_type)

@@ -44,12 +44,12 @@ def _normed(x, inverse, weight, element: tl.constexpr, AFTER: tl.constexpr, PLUS
 
 @triton.jit
 def _heads(  # type: ignore[no-untyped-def]
-    x, y, y_stride, weight, weight_stride, cos, sin, first, heads, live,
+    x, y, y_stride, weight, weight_stride, cos, sin, first, heads,
     DIM: tl.constexpr, ROTATED: tl.constexpr, START: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, EPS: tl.constexpr, PLUS_ONE: tl.constexpr, AFTER: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """Norm, turn and store BLOCK_HEADS heads of one token; head h is read at x + h * DIM, written at y + h * y_stride.
+    """Norm, turn and store up to BLOCK_HEADS of ``heads`` heads: h is read at x + h * DIM, written at y + h * y_stride.
 
     Channels are held in three parts: the two members of the rotated pairs, and the rest.
     """
@@ -88,9 +88,9 @@ def _heads(  # type: ignore[no-untyped-def]
             a = (a * inverse).to(element).to(tl.float32)
             b = (b * inverse).to(element).to(tl.float32)
             c = (c * inverse).to(element).to(tl.float32)
-    tl.store(target + at_a[None, :], (a * cos - b * sin).to(element), mask=in_half & live)
-    tl.store(target + at_b[None, :], (b * cos + a * sin).to(element), mask=in_half & live)
-    tl.store(target + at_rest[None, :], c.to(element), mask=in_rest & live)
+    tl.store(target + at_a[None, :], (a * cos - b * sin).to(element), mask=in_half)
+    tl.store(target + at_b[None, :], (b * cos + a * sin).to(element), mask=in_half)
+    tl.store(target + at_rest[None, :], c.to(element), mask=in_rest)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -112,6 +112,7 @@ def write_heads(  # type: ignore[no-untyped-def]
     offset = tl.multiple_of(tl.load(layer_offset) // (256 // UNIT), ALIGNMENT)
     base = arena + (page.to(tl.int64) * UNIT + offset)
     within = position % PAGE
+    stored = tl.where(live, KV_HEADS, 0)
     half = tl.arange(0, BLOCK_HALF)
     cos = tl.load(angles + position * ROTATED + half, mask=half < ROTATED // 2, other=0.0)[None, :]
     sin = tl.load(angles + position * ROTATED + ROTATED // 2 + half, mask=half < ROTATED // 2, other=0.0)[None, :]
@@ -125,19 +126,19 @@ def write_heads(  # type: ignore[no-untyped-def]
     if chunk < q_chunks:
         _heads(
             q + token * q_stride, out + token * (HEADS * K_DIM), K_DIM, q_weight, q_weight_stride, cos, sin,
-            chunk * BLOCK_HEADS, HEADS, True, K_DIM, ROTATED, START, INTERLEAVED, NORM, Q_WEIGHT, EPS, PLUS_ONE, AFTER,
+            chunk * BLOCK_HEADS, HEADS, K_DIM, ROTATED, START, INTERLEAVED, NORM, Q_WEIGHT, EPS, PLUS_ONE, AFTER,
             BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     elif chunk < q_chunks + k_chunks:
         _heads(
             k + token * k_stride, base + within * K_DIM, PAGE * K_DIM, k_weight, k_weight_stride, cos, sin,
-            (chunk - q_chunks) * BLOCK_HEADS, KV_HEADS, live, K_DIM, ROTATED, START, INTERLEAVED, NORM, K_WEIGHT, EPS,
+            (chunk - q_chunks) * BLOCK_HEADS, stored, K_DIM, ROTATED, START, INTERLEAVED, NORM, K_WEIGHT, EPS,
             PLUS_ONE, AFTER, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         head = (chunk - q_chunks - k_chunks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         channel = tl.arange(0, BLOCK_V)
-        inside = (head < KV_HEADS)[:, None] & (channel < V_DIM)[None, :] & live
+        inside = (head < stored)[:, None] & (channel < V_DIM)[None, :]
         value = tl.load(v + token * v_stride + (head * V_DIM)[:, None] + channel[None, :], mask=inside)
         target = base + (KV_HEADS * PAGE * K_DIM + within * V_DIM)
         tl.store(target + (head * (PAGE * V_DIM))[:, None] + channel[None, :], value, mask=inside)

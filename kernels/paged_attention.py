@@ -17,6 +17,7 @@ from treadle.kernels import native
 from treadle.kernels.attention import attend
 from treadle.kernels.cache_write import elements, rows_contiguous
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -118,9 +119,12 @@ def paged_attention_cpp(
     return out
 
 
+def _known_type(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "q") <= native.DTYPES.keys()
+
+
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
-    known = dtypes_of(target, attrs, "q") <= native.DTYPES.keys()
-    return target.device == "cpu" and known and native.usable("paged_attention")
+    return target.device == "cpu" and _known_type(target, attrs) and native.usable("paged_attention")
 
 
 register_reference("paged_attention", paged_attention, inline=False)
@@ -134,3 +138,4 @@ register(
         priority=10,
     )
 )
+register_triton("paged_attention", "paged_attention_launch", _known_type)

@@ -16,6 +16,7 @@ from treadle.kernels import native
 from treadle.kernels.cache_write import cache_write, rows_contiguous
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 from treadle.kernels.rope import LAYOUTS, rope
+from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -103,11 +104,15 @@ def rope_cache_write_cpp(
     return out
 
 
-def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
-    if target.device != "cpu" or attrs.get("dtypes", {}).get("table", torch.float32) != torch.float32:
-        return False
+def _plain(target: Target, attrs: Mapping[str, Any]) -> bool:
+    """Return whether the angles are fp32 and everything else has one element type that kernels know."""
     dtypes = dtypes_of(target, attrs, "q", "k", "v")
-    return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("cache_write")
+    precise = attrs.get("dtypes", {}).get("table", torch.float32) == torch.float32
+    return precise and len(dtypes) == 1 and dtypes <= native.DTYPES.keys()
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and _plain(target, attrs) and native.usable("cache_write")
 
 
 register_reference("rope_cache_write", rope_cache_write, inline=False)
@@ -121,3 +126,4 @@ register(
         priority=10,
     )
 )
+register_triton("rope_cache_write", "cache_write_triton", _plain)

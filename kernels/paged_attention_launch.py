@@ -1,0 +1,276 @@
+"""Launches the Triton kernels of paged_attention: which of them a step needs, in which tiles, split how often."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treadle.graph.state import UNIT_BYTES
+from treadle.kernels import paged_attention_triton as kernels
+from treadle.kernels.cache_write import rows_contiguous
+from treadle.kernels.cache_write_triton import alignment
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+FEW_TOKENS = 8
+"""Up to here every query is taken alone, whoever owns it: a chunk this short leaves a tile of queries almost empty."""
+MOST_SPLITS = 16
+PERSISTENT_TOKENS = 1024
+"""Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at tiles, since most
+tiles may turn out empty. Beyond, the device deals tiles out as programs end, which balances them better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the choice of tiles depends on."""
+
+    tokens: int
+    sequences: int
+    heads: int
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    item_bytes: int
+    processors: int
+    """multiprocessors of the device"""
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a kv head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def widest(self) -> int:
+        """Channels of a head as padded for the matrix units."""
+        return max(_padded(self.k_dim), _padded(self.v_dim))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTiles:
+    """How the decode kernel is launched."""
+
+    block: int
+    """keys a block"""
+    warps: int
+    stages: int
+    splits: int
+    prefetch: bool
+    """read the first block before waiting for the kernel before"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillTiles:
+    """How the prefill kernel is launched."""
+
+    rows: int
+    """(query, head) rows a tile"""
+    block: int
+    """keys a block"""
+    warps: int
+    stages: int
+    occupancy: int = 1
+    """programs that run on a multiprocessor at a time"""
+
+
+def decode_tiles(shape: Shape) -> DecodeTiles:
+    """Return the tiles of the decode kernel; splits fill the device without knowing any length."""
+    programs = min(shape.tokens, shape.sequences) * shape.kv_heads
+    splits = 1
+    while splits < MOST_SPLITS and 2 * splits * programs <= 4 * shape.processors:
+        splits *= 2
+    if shape.item_bytes == 4 or shape.widest > 128:
+        return DecodeTiles(block=32, warps=4, stages=2, splits=splits, prefetch=False)
+    if programs * splits <= shape.processors:
+        return DecodeTiles(block=64, warps=4, stages=2, splits=splits, prefetch=True)
+    return DecodeTiles(block=32, warps=2, stages=3, splits=splits, prefetch=False)
+
+
+def prefill_tiles(shape: Shape) -> PrefillTiles:
+    """Return the tiles of the prefill kernel: small ones where large ones would leave processors idle."""
+    rows = shape.tokens * shape.group
+    if shape.item_bytes == 4:
+        return PrefillTiles(rows=_rows(16 if rows <= 16 else 32, shape), block=32, warps=8, stages=2)
+    if rows <= 16:
+        return PrefillTiles(rows=_rows(16, shape), block=32, warps=2, stages=3, occupancy=4)
+    if rows * shape.kv_heads < 128 * shape.processors:
+        return PrefillTiles(rows=_rows(64, shape), block=64, warps=4, stages=2 if shape.widest > 128 else 3)
+    if shape.widest > 128:
+        return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=2)
+    return PrefillTiles(rows=_rows(128, shape), block=128, warps=8, stages=2)
+
+
+def _rows(rows: int, shape: Shape) -> int:
+    """Return ``rows``, or more where a group of query heads needs more."""
+    return max(rows, triton.next_power_of_2(shape.group))
+
+
+def _padded(dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(dim)))
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    # The interpreter runs programs one after the other: few, so that they take turns.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+def paged_attention(
+    q: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    layer_offset: Tensor,
+    sinks: Tensor | None,
+    page_tokens: int,
+    kv_heads: int,
+    v_dim: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    *,
+    pdl: bool = False,
+    decode: DecodeTiles | None = None,
+    prefill: PrefillTiles | None = None,
+) -> Tensor:
+    """Return ``paged_attention``'s result; ``decode`` and ``prefill`` replace the tiles that would be chosen.
+
+    A step with as many tokens as sequences is taken for a decode step; where it is not one, it is slower, but right.
+    Shapes: as the reference.
+    """
+    assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
+    assert layer_offset.dtype is torch.int64
+    q = rows_contiguous(q)
+    tokens, heads, k_dim = q.shape
+    sequences = kv_lens.shape[0]
+    out = torch.empty((tokens, heads, v_dim), dtype=q.dtype, device=q.device)
+    if tokens == 0:
+        return out
+    shape = Shape(
+        tokens=tokens,
+        sequences=sequences,
+        heads=heads,
+        kv_heads=kv_heads,
+        k_dim=k_dim,
+        v_dim=v_dim,
+        item_bytes=q.element_size(),
+        processors=_processors(q.device),
+    )
+    element = ELEMENTS[q.dtype]
+    launch = _Launch(
+        inputs=(arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, q if sinks is None else sinks),
+        scale=scale,
+        shape=shape,
+        constants={
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "K_DIM": k_dim,
+            "V_DIM": v_dim,
+            "BLOCK_K": _padded(k_dim),
+            "BLOCK_V": _padded(v_dim),
+            "PAGE": page_tokens,
+            "UNIT": UNIT_BYTES // shape.item_bytes,
+            "ALIGNMENT": alignment(shape.item_bytes, page_tokens, k_dim, v_dim),
+            "WINDOW": window,
+            "SOFTCAP": softcap,
+            "HAS_SINKS": sinks is not None,
+            # The interpreter's bfloat16 arithmetic is wrong.
+            "COMPUTE": element if q.is_cuda else tl.float32,
+            "PDL": pdl,
+        },
+        options={"launch_pdl": True} if pdl else {},
+    )
+    by_row = tokens == sequences or tokens <= FEW_TOKENS
+    if by_row or sequences > 1:
+        launch.decode(q, out, decode or decode_tiles(shape), by_row)
+    if not by_row:
+        launch.prefill(q, out, prefill or prefill_tiles(shape), least=2 if sequences > 1 else 0)
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """What all launches of a step share."""
+
+    inputs: tuple[Tensor, ...]
+    scale: float
+    shape: Shape
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+    def decode(self, q: Tensor, out: Tensor, tiles: DecodeTiles, by_row: bool) -> None:
+        shape, splits = self.shape, tiles.splits
+        slots = shape.tokens if by_row else shape.sequences
+        count = slots * shape.heads * splits if splits > 1 else 0
+        partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
+        table, starts, sinks = self.inputs[1], self.inputs[2], self.inputs[5]
+        kernels.decode[(slots, shape.kv_heads, splits)](
+            q,
+            out,
+            partial,
+            stats,
+            *self.inputs,
+            shape.sequences,
+            q.stride(0),
+            table.stride(0),
+            self.scale,
+            BY_ROW=by_row,
+            SPLITS=splits,
+            PREFETCH=tiles.prefetch,
+            BLOCK_M=_rows(16, shape),
+            BLOCK_N=tiles.block,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **self.constants,
+            **self.options,
+        )
+        if splits > 1:
+            kernels.combine[(slots, shape.heads)](
+                partial,
+                stats,
+                out,
+                starts,
+                sinks,
+                BY_ROW=by_row,
+                HEADS=shape.heads,
+                V_DIM=shape.v_dim,
+                BLOCK_V=self.constants["BLOCK_V"],
+                SPLITS=splits,
+                BLOCK_S=triton.next_power_of_2(splits),
+                HAS_SINKS=self.constants["HAS_SINKS"],
+                PDL=self.constants["PDL"],
+                num_warps=4,
+                **self.options,
+            )
+
+    def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
+        shape = self.shape
+        count = shape.tokens // (tiles.rows // shape.group) + shape.sequences + 1
+        programs = count * shape.kv_heads
+        persistent = shape.tokens <= PERSISTENT_TOKENS and programs > shape.processors * tiles.occupancy
+        kernels.prefill[(shape.processors * tiles.occupancy if persistent else programs,)](
+            q,
+            out,
+            *self.inputs,
+            count,
+            shape.tokens,
+            shape.sequences,
+            q.stride(0),
+            self.inputs[1].stride(0),
+            self.scale,
+            PERSISTENT=persistent,
+            LEAST=least,
+            BLOCK_M=tiles.rows,
+            BLOCK_N=tiles.block,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **self.constants,
+            **self.options,
+        )
