@@ -15,6 +15,7 @@ PASSES = (
     "fuse_projections",
     "place_state",
     "fuse_rope_cache",
+    "fuse_norm_rope",
     "fuse_activation",
     "fuse_linear_add",
     "fuse_norm_gated",
@@ -148,6 +149,9 @@ class PassesConfig:
     fuse_projections: bool = field(default=True, metadata=_about("one matrix for q, k, v and one for gate, up"))
     fuse_add_norm: bool = field(default=True, metadata=_about("residual add and the next norm in one op"))
     fuse_rope_cache: bool = field(default=True, metadata=_about("rope and the cache write in one op"))
+    fuse_norm_rope: bool = field(
+        default=True, metadata=_about("norms of query and key heads in one op with rope and cache write, on a GPU")
+    )
     fuse_activation: bool = field(default=True, metadata=_about("activation and product of a gated MLP in one op"))
     fuse_linear_add: bool = field(
         default=True, metadata=_about("product and residual add in one op, in steps of few tokens on a GPU")

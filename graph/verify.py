@@ -51,6 +51,7 @@ LEVEL_OPS = {
             "rope",
             "cache_write",
             "rope_cache_write",
+            "norm_rope_cache_write",
             "paged_attention",
             "linear_int8",
             "embed_int8",

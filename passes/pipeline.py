@@ -1,7 +1,8 @@
 """The pipeline, on one page. Configuration names the order and what is left out; here each name gets its pass.
 
-1 quantize   2 fuse projections   3 place state in the arena   4 fuse: rope + cache write, activation, add + norm; in
-programs for few tokens also product + residual add, norm + product + activation   5 choose kernels   6 compile
+1 quantize   2 fuse projections   3 place state in the arena   4 fuse: rope + cache write (with the norms of
+heads where a kernel does both), activation, add + norm; in programs for few tokens also product + residual add,
+norm + product + activation   5 choose kernels   6 compile
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from treadle.conf.errors import ConfigError
 from treadle.conf.schema import PassesConfig
 from treadle.graph.target import Target
+from treadle.kernels import registry
 from treadle.kernels.skinny import is_skinny
 from treadle.passes.base import Pass
 from treadle.passes.choose_kernels import ChooseKernels
@@ -20,6 +22,7 @@ from treadle.passes.fuse_activation import FuseActivation
 from treadle.passes.fuse_add_norm import FuseAddNorm
 from treadle.passes.fuse_linear_add import FuseLinearAdd
 from treadle.passes.fuse_norm_gated import FuseNormGated
+from treadle.passes.fuse_norm_rope import FuseNormRope
 from treadle.passes.fuse_projections import FuseProjections
 from treadle.passes.fuse_rope_cache import FuseRopeCache
 from treadle.passes.place_state import PlaceState
@@ -41,6 +44,7 @@ def pipeline(
         "fuse_projections": lambda: FuseProjections() if config.fuse_projections else None,
         "place_state": PlaceState,
         "fuse_rope_cache": lambda: FuseRopeCache() if config.fuse_rope_cache else None,
+        "fuse_norm_rope": lambda: _fuse_norm_rope(config, target),
         "fuse_activation": lambda: FuseActivation() if config.fuse_activation else None,
         "fuse_linear_add": lambda: FuseLinearAdd() if config.fuse_linear_add and is_skinny(target) else None,
         "fuse_norm_gated": lambda: FuseNormGated() if config.fuse_norm_gated and is_skinny(target) else None,
@@ -54,6 +58,13 @@ def pipeline(
     passes = tuple(made for name in config.order if (made := makers[name]()) is not None)
     _check_levels(passes)
     return passes
+
+
+def _fuse_norm_rope(config: PassesConfig, target: Target) -> FuseNormRope | None:
+    """Return the pass where the target has more than the reference for the op that it makes."""
+    registry.load_all()
+    pays = not registry.candidates(FuseNormRope.makes, target, {})[0].is_reference
+    return FuseNormRope() if config.fuse_norm_rope and pays else None
 
 
 def _compile(config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None) -> Compile:
