@@ -162,7 +162,6 @@ def paged_attention(
         item_bytes=q.element_size(),
         processors=_processors(q.device),
     )
-    element = ELEMENTS[q.dtype]
     launch = _Launch(
         inputs=(arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, q if sinks is None else sinks),
         scale=scale,
@@ -181,7 +180,7 @@ def paged_attention(
             "SOFTCAP": softcap,
             "HAS_SINKS": sinks is not None,
             # The interpreter's bfloat16 arithmetic is wrong.
-            "COMPUTE": element if q.is_cuda else tl.float32,
+            "COMPUTE": tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],
             "PDL": pdl,
         },
         options={"launch_pdl": True} if pdl else {},

@@ -1,0 +1,19 @@
+"""Where Triton kernels run in tests: on a CUDA device where there is one, else in Triton's interpreter.
+
+Import this before anything that imports Triton: the interpreter is chosen while Triton is imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+NATIVE = torch.cuda.is_available()
+if not NATIVE:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = [_GPU] if NATIVE else ["cpu", _GPU]
+"""Values of a parameter ``device``: tests on "cuda" have the marker gpu."""
