@@ -36,13 +36,13 @@ def _begin(
     pages = tl.load(packet + count + seq)
     is_new = (entries >= begin) & (entries < begin + pages) & inside
     fresh = tl.load(packet + tl.load(packet + at + seq) + entries - begin, mask=is_new, other=0)
-    known = tl.load(table + slot * width + entries, mask=inside & (is_new == 0), other=0)
+    known = tl.load(table + slot * width + entries, mask=inside, other=0)
     tl.store(table + slot * width + entries, fresh, mask=is_new)
     tl.store(page_table + seq.to(tl.int64) * width + entries, tl.where(is_new, fresh, known), mask=inside)
     if tl.program_id(1) == 0:
         content = tl.load(packet + new + seq)
         columns = tl.arange(0, _WIDTH_P2)
-        admitted = (content >= 0) & (columns < _WIDTH)
+        admitted = columns < tl.where(content >= 0, _WIDTH, 0)
         row = rows + slot * _WIDTH
         tl.store(row + columns, tl.load(wide + content // 2 + columns, mask=admitted, other=0), mask=admitted)
         if seq < tl.load(packet + _NUM_DECODES):

@@ -7,6 +7,7 @@ kernels stay calls. The arena enters as one byte tensor, so that state is writte
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -46,7 +48,8 @@ class Compile(Pass):
         for name, body in graph.bodies.items():
             if self.progress is not None:
                 self.progress(len(bodies), len(graph.bodies))
-            bodies[name] = replace(body, compiled=self._compile(body, graph))
+            worth = self.target.max_tokens is None or _can_fuse(body)
+            bodies[name] = replace(body, compiled=self._compile(body, graph)) if worth else body
         return graph.replace_bodies(bodies, graph.calls)
 
     def _compile(self, body: Body, graph: Graph) -> Compiled:
@@ -54,8 +57,10 @@ class Compile(Pass):
         import torch._inductor
         from torch._inductor.standalone_compile import CompiledArtifact
 
-        inputs = [node.meta["val"] for node in body.placeholders]
         with graph.shapes.mode:
+            values = [node.meta["val"] for node in body.placeholders]
+            # Graphs are written without a device; here their inputs stand where they will be.
+            inputs = [torch.empty(value.shape, dtype=value.dtype, device=self.target.device) for value in values]
             traced = make_fx(GraphModule(torch.nn.Module(), body.graph), tracing_mode="real")(*inputs)
         path = Path(self.cache) / self._key(traced, [graph.shapes.describe(value) for value in inputs])
         if not path.exists():
@@ -74,6 +79,21 @@ class Compile(Pass):
             torch.get_num_threads(),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _can_fuse(body: Body) -> bool:
+    """Return whether the body has two ops that a compiler may join: neither views nor calls of opaque kernels.
+
+    A program that serves a bounded step is captured, so that alone they cost no more uncompiled.
+    """
+    return sum(_is_plain(node.target) for node in body.ops) > 1
+
+
+def _is_plain(target: object) -> bool:
+    """Return whether a node computes something in plain torch: an inline kernel, or an op that returns no view."""
+    if not isinstance(target, OpOverload):
+        return target is not operator.getitem
+    return target.namespace == "aten" and all(each.alias_info is None for each in target._schema.arguments)
 
 
 def _keep(artifact: CompiledArtifact, path: Path) -> None:

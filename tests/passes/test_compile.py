@@ -1,6 +1,7 @@
 """Compiled bodies: right for any number of tokens, kept on disk, and writing the arena in place."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,33 @@ def test_a_compiled_step_never_copies_the_arena(graphs: tuple[Graph, Graph]) -> 
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < ARENA_BYTES // 8
     assert arena.count_nonzero() > 0
+
+
+@pytest.mark.parametrize("max_tokens", [None, 8])
+def test_bodies_with_nothing_to_fuse_stay_uncompiled_where_steps_are_captured(
+    graphs: tuple[Graph, Graph], max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered, _ = graphs
+    made = list[str]()
+    monkeypatch.setattr(Compile, "_compile", lambda self, body, graph: made.append(body.name))
+    again = Compile(target=replace(TARGET, max_tokens=max_tokens), cache="unused")(lowered)
+    # A choice of rows and one product are all of the head.
+    assert made == [name for name in lowered.bodies if max_tokens is None or name != "head"]
+    assert again.bodies["head"].graph is lowered.bodies["head"].graph
+
+
+def test_inputs_stand_on_the_device_that_the_body_is_compiled_for(
+    graphs: tuple[Graph, Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is traced for a GPU has no tensor left on the CPU, though graphs are written without a device."""
+    devices = set[str]()
+
+    def look(traced: torch.fx.GraphModule, *_: object, **__: object) -> None:
+        values = [node.meta.get("val") for node in traced.graph.nodes]
+        devices.update(value.device.type for value in values if isinstance(value, torch.Tensor))
+        raise StopIteration
+
+    monkeypatch.setattr(torch._inductor, "standalone_compile", look)
+    with pytest.raises(StopIteration):
+        Compile(target=replace(TARGET, device="cuda"), cache=str(tmp_path))(graphs[0])
+    assert devices == {"cuda"}
