@@ -10,11 +10,13 @@ The first weights are read before the kernel waits for its predecessor (``triton
 it lets its successor start only after that wait, so that whatever runs beside it is its direct neighbour.
 """
 
+# Triton's language has no types.
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
@@ -23,13 +25,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle.kernels import activation_triton, norm_triton
 from treadle.kernels.activation_triton import SPELLINGS, apply
+from treadle.kernels.add import add
 from treadle.kernels.linear_blocks import Blocks, choose
 from treadle.kernels.norm_triton import normalise, statistics, weighted
 from treadle.kernels.skinny import SKINNY_TOKENS, launch_options
 
 
 @triton.jit
-def _finish(  # type: ignore[no-untyped-def]
+def _finish(
     o, u, t, n, inside, y, bias, residual, r_stride, N, alpha, beta,
     ACT: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -49,10 +52,10 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _held(  # type: ignore[no-untyped-def]
+def _held(
     x, w, y, bias, residual, norm_w, norm_b, x_stride, r_stride, N, K, alpha, beta, eps,
     ACT: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, AFTER: tl.constexpr,
-    PLUS_ONE: tl.constexpr, HAS_NW: tl.constexpr, HAS_NB: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
+    PLUS_ONE: tl.constexpr, HAS_NW: tl.constexpr, HAS_NB: tl.constexpr, T: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = x.dtype.element_ty
@@ -84,7 +87,7 @@ def _held(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rows(  # type: ignore[no-untyped-def]
+def _rows(
     x, norm_w, norm_b, at, k, live, mean, inverse, K,
     NORM: tl.constexpr, AFTER: tl.constexpr, PLUS_ONE: tl.constexpr, HAS_NW: tl.constexpr, HAS_NB: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +104,7 @@ def _rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _added(acc, a, v, TP: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added(acc, a, v, TP: tl.constexpr):
     """Return acc plus products of weights a [BN, BK] and rows v [TP, BK], each in its place."""
     if TP == 1:
         acc += a.to(tl.float32) * v.to(tl.float32)
@@ -111,7 +114,7 @@ def _added(acc, a, v, TP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _summed(acc, TP: tl.constexpr):  # type: ignore[no-untyped-def]
+def _summed(acc, TP: tl.constexpr):
     """Return the sums [TP, BN] of what ``_added`` collected."""
     if TP == 1:
         o = tl.sum(acc, 1)[None, :]
@@ -121,7 +124,7 @@ def _summed(acc, TP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _looped(  # type: ignore[no-untyped-def]
+def _looped(
     x, w, y, bias, residual, norm_w, norm_b, x_stride, r_stride, N, K, alpha, beta, eps,
     ACT: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, AFTER: tl.constexpr,
     PLUS_ONE: tl.constexpr, HAS_NW: tl.constexpr, HAS_NB: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
@@ -168,7 +171,7 @@ def _looped(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _dot(  # type: ignore[no-untyped-def]
+def _dot(
     x, w, y, bias, residual, norm_w, norm_b, x_stride, r_stride, N, K, alpha, beta, eps,
     ACT: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, AFTER: tl.constexpr,
     PLUS_ONE: tl.constexpr, HAS_NW: tl.constexpr, HAS_NB: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
@@ -216,11 +219,11 @@ KERNELS = {"held": _held, "looped": _looped, "dot": _dot}
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, pdl: bool = False) -> Tensor:
     """Return x W^T + b, contiguous. Shapes: as the reference's."""
     rows = _few_rows(x, weight)
-    blocks = None if rows is None else choose("linear", *weight.shape, len(rows), x.dtype)
-    if rows is None or blocks is None:
+    if rows is None:
         return F.linear(x, weight, bias)
-    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    run(blocks, rows, weight, y, bias=bias, pdl=pdl)
+    outputs, width = weight.shape
+    y = x.new_empty((*x.shape[:-1], outputs))
+    run(choose("linear", outputs, width, len(rows), x.dtype), rows, weight, y, bias=bias, pdl=pdl)
     return y
 
 
@@ -236,10 +239,11 @@ def linear_add(
 ) -> Tensor:
     """Return alpha * residual + beta * (x W^T + b), contiguous. Shapes: as the reference's."""
     rows = _few_rows(x, weight)
-    blocks = None if rows is None else choose("linear_add", *weight.shape, len(rows), x.dtype)
-    if rows is None or blocks is None:
-        return torch.add(residual * alpha, F.linear(x, weight, bias) * beta)
-    y = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    if rows is None:
+        return add(residual, F.linear(x, weight, bias), alpha, beta)
+    outputs, width = weight.shape
+    blocks = choose("linear_add", outputs, width, len(rows), x.dtype)
+    y = x.new_empty((*x.shape[:-1], outputs))
     run(blocks, rows, weight, y, bias=bias, residual=_dense(residual), alpha=alpha, beta=beta, pdl=pdl)
     return y
 
@@ -262,12 +266,12 @@ def norm_gated_linear(
     """Return act(first half) * second half of linear(norm(x)), contiguous. Shapes: as the reference's."""
     outputs, width = weight.shape[0] // 2, weight.shape[1]
     rows = _few_rows(x, weight)
-    blocks = None if rows is None else choose("norm_gated_linear", outputs, width, len(rows), x.dtype)
     # one row of norm weights, and statistics over all of it, is what the kernels do on the way
     plain = groups == 1 and all(part is None or part.numel() == width for part in (norm_weight, norm_bias))
-    if rows is None or blocks is None or not plain:
+    if rows is None or not plain:
         h = norm_triton.norm(x, norm_weight, norm_bias, kind, eps, plus_one, groups, cast, pdl=pdl)
         return activation_triton.gated_activation(linear(h, weight, bias, pdl=pdl), act, pdl=pdl)
+    blocks = choose("norm_gated_linear", outputs, width, len(rows), x.dtype)
     y = x.new_empty((*x.shape[:-1], outputs))
     run(
         blocks, rows, weight, y, bias=bias, act=SPELLINGS.get(act, act), norm=kind, norm_weight=norm_weight,
@@ -301,7 +305,9 @@ def run(
     if y.numel() == 0:
         return
     padded = max(triton.next_power_of_2(tokens), 8 if blocks.way == "dot" else 1)
-    options: dict[str, Any] = {"num_stages": blocks.stages} if blocks.stages else {}
+    options: dict[str, Any] = {} if blocks.way == "held" else {"TP": padded}
+    if blocks.stages:
+        options["num_stages"] = blocks.stages
     KERNELS[blocks.way][(triton.cdiv(outputs, blocks.rows),)](
         x, weight, y,
         x if bias is None else bias,
@@ -310,7 +316,7 @@ def run(
         x if norm_bias is None else norm_bias,
         x.stride(0), 0 if residual is None else residual.stride(0), outputs, width, alpha, beta, eps,
         ACT=act, HAS_BIAS=bias is not None, ADD=residual is not None, NORM=norm, AFTER=after, PLUS_ONE=plus_one,
-        HAS_NW=norm_weight is not None, HAS_NB=norm_bias is not None, T=tokens, TP=padded,
+        HAS_NW=norm_weight is not None, HAS_NB=norm_bias is not None, T=tokens,
         BN=blocks.rows, BK=blocks.columns, PDL=pdl, num_warps=blocks.warps, **options, **launch_options(pdl),
     )  # fmt: skip
 

@@ -3,16 +3,19 @@
 Every rounding of the references is kept: see ``norm`` for what ``cast`` means, ``add`` for the sum.
 """
 
+# Triton's language has no types.
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.kernels.add import add
 from treadle.kernels.skinny import launch_options
 
 LONGEST_TILE = 16384
@@ -24,7 +27,7 @@ TILE = 2048
 
 
 @triton.jit
-def normalise(y, mask, width, eps, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def normalise(y, mask, width, eps, KIND: tl.constexpr):
     """Return rows [R, C] of fp32, 0 where masked out, over their own statistics."""
     if KIND == "layer":
         y = tl.where(mask, y - (tl.sum(y, 1) / width)[:, None], 0.0)
@@ -35,7 +38,7 @@ def normalise(y, mask, width, eps, KIND: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def statistics(x, at, live, width, eps, KIND: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+def statistics(x, at, live, width, eps, KIND: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
     """Return what to subtract from, and then multiply, rows of ``width`` that begin at ``x + at`` [R]."""
     columns = tl.arange(0, C)
     mean = tl.zeros([R], tl.float32)
@@ -58,7 +61,7 @@ def statistics(x, at, live, width, eps, KIND: tl.constexpr, R: tl.constexpr, C: 
 
 
 @triton.jit
-def weighted(  # type: ignore[no-untyped-def]
+def weighted(
     y, w, b, dtype: tl.constexpr, AFTER: tl.constexpr, PLUS_ONE: tl.constexpr, HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +83,7 @@ def weighted(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _norm(  # type: ignore[no-untyped-def]
+def _norm(
     x, other, w, b, total, out, rows, inner, width, w_rows, b_rows, x0, x1, o0, o1, eps, alpha, beta,
     KIND: tl.constexpr, AFTER: tl.constexpr, PLUS_ONE: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     ADD: tl.constexpr, R: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
@@ -113,7 +116,7 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _norm_long(  # type: ignore[no-untyped-def]
+def _norm_long(
     x, w, b, out, inner, width, w_rows, b_rows, x0, x1, eps,
     KIND: tl.constexpr, AFTER: tl.constexpr, PLUS_ONE: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     C: tl.constexpr, PDL: tl.constexpr,
@@ -172,10 +175,10 @@ def add_norm(
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum and its norm, contiguous. Shapes: as the reference's."""
-    total, out = a.new_empty(a.shape), a.new_empty(a.shape)
     if a.shape[-1] // groups > LONGEST_TILE:
-        torch.add(a * alpha, b * beta, out=total)
-        return total, norm(total, weight, bias, kind, eps, plus_one, groups, cast)
+        total = add(a, b, alpha, beta)
+        return total, norm(total, weight, bias, kind, eps, plus_one, groups, cast, pdl=pdl)
+    total, out = a.new_empty(a.shape), a.new_empty(a.shape)
     _run(a, b, weight, bias, total, out, alpha, beta, kind, eps, plus_one, groups, cast, pdl)
     return total, out
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treadle.kernels.sample import TokenKernels
 from treadle.runtime.request import MAX_LOGPROBS
 from treadle.runtime.sequence import Needs as Needs
 
@@ -65,8 +66,15 @@ class Samples(NamedTuple):
     top_logprobs: Tensor | None = None
 
 
-def sample(logits: Tensor, rows: RowParams, needs: Needs) -> Samples:
-    """Return a token for each row of ``logits`` [R, V]; the logits stay as they are."""
+def sample(logits: Tensor, rows: RowParams, needs: Needs, kernels: TokenKernels | None = None) -> Samples:
+    """Return a token for each row of ``logits`` [R, V]; the logits stay as they are.
+
+    ``kernels`` draw the tokens; without them plain torch does.
+    """
+    if kernels is not None:
+        drawn = kernels.draw(logits, rows) if needs.sampled or needs.masked else kernels.greedy(logits)
+        result = Samples(drawn)
+        return result if needs.logprobs is None else _with_logprobs(logits, drawn.clamp_min(0), result, needs.logprobs)
     raw = logits
     if needs.masked:
         logits = _forbid_stops(logits, rows)

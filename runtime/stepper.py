@@ -18,6 +18,7 @@ from treadle.graph.program import StepInputs
 from treadle.graph.target import Target
 from treadle.kernels import registry
 from treadle.kernels.backend.protocol import Backend, Stream
+from treadle.kernels.sample import token_kernels
 from treadle.runtime.capture import CapturedStep, capture_step
 from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter
 from treadle.runtime.request import MAX_LOGPROBS
@@ -60,6 +61,7 @@ class Stepper:
         self._begin, self._end = (
             registry.candidates(op, target, {})[0].function for op in ("begin_step", "end_step")
         )
+        self._token_kernels = token_kernels(backend.name)
         self._captured: dict[StepShape, CapturedStep] = {}
 
     @torch.inference_mode()
@@ -131,7 +133,7 @@ class Stepper:
         """Sample into the buffers, and note the tokens in the slots."""
         at, rows = sections(shape), shape.num_rows
         slots = self._packet.view(torch.int64)[at.sample_slots // 2 : at.sample_slots // 2 + rows]
-        samples = sample(logits, self._slots.row_params(slots), needs)
+        samples = sample(logits, self._slots.row_params(slots), needs, self._token_kernels)
         self._end(self._slots.rows, self._packet, samples.tokens, self._out.tokens, *shape)
         if needs.logprobs is not None:
             for buffer, values in zip(self._out[1:], samples[1:]):
