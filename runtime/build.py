@@ -10,6 +10,7 @@ from torch import Tensor
 
 from treadle.conf.lock import from_lock
 from treadle.conf.phase import OnPhase
+from treadle.graph import ops
 from treadle.graph.buckets import SKINNY_TOKENS, assign_buckets
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
@@ -74,11 +75,17 @@ def lower(
 def program(resolved: Resolved, on_phase: OnPhase | None = None, *, captures: bool) -> Program:
     """Return how a deployment runs; where steps are captured, small ones have a lowering of their own."""
     wide = Lowering(graph=lower(resolved, on_phase))
-    if not captures:
+    if not captures or not capturable(wide.graph):
         return Program(lowerings=(wide,))
     small = Lowering(graph=lower(resolved, on_phase, max_tokens=SKINNY_TOKENS), max_tokens=SKINNY_TOKENS)
     buckets = assign_buckets(resolved.plan.max_num_seqs, resolved.plan.max_step_tokens)
-    return Program(lowerings=(small, wide), buckets=buckets)
+    return Program(lowerings=(small, wide) if capturable(small.graph) else (wide,), buckets=buckets)
+
+
+def capturable(graph: Graph) -> bool:
+    """Return whether no op stands as itself: a reference that cannot be traced looks at values on the host."""
+    nodes = (node for body in graph.bodies.values() for node in body.ops)
+    return all(getattr(node.target, "namespace", "") != ops.NAMESPACE.name for node in nodes)
 
 
 def weights(

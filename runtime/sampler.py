@@ -21,8 +21,10 @@ FIRST_CANDIDATES = 256
 ROW_BLOCK = 8
 """rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
 
+LOGPROB_ROWS = 32
+"""rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory"""
 
-GREEDY, SAMPLED = Needs(fixed=True), Needs(sampled=True, top_k=1, top_p=True, min_p=True, masked=True, fixed=True)
+GREEDY, SAMPLED = Needs(), Needs(sampled=True, top_k=1 << 30, top_p=True, min_p=True, masked=True)
 VARIANTS = (GREEDY, SAMPLED, SAMPLED._replace(logprobs=MAX_LOGPROBS))
 """What is captured, the cheapest first: each serves every step that needs no more."""
 
@@ -112,8 +114,6 @@ def _draw(logits: Tensor, rows: RowParams, needs: Needs) -> Tensor:
     if needs.min_p:
         floor = scaled.amax(dim=-1) + rows.min_p.log()
         scaled = scaled.masked_fill(scaled < floor.unsqueeze(1), -torch.inf)
-    if needs.fixed:
-        return _search(_cut_sorted(scaled, rows), rows)
     if needs.top_k:
         scaled = scaled.masked_fill(scaled < _top_k_floor(scaled, rows.top_k, needs.top_k).unsqueeze(1), -torch.inf)
     probs = scaled.softmax(dim=-1)
@@ -157,26 +157,16 @@ def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
     return floor
 
 
-def _cut_sorted(scaled: Tensor, rows: RowParams) -> Tensor:
-    """Return the probabilities after top_k and top_p, by sorting every row: the work is the same for any values."""
-    values = scaled.sort(dim=-1, descending=True).values
-    size = values.shape[1]
-    last = values.gather(1, torch.where(rows.top_k > 0, rows.top_k - 1, size - 1).clamp_max(size - 1).unsqueeze(1))
-    probs = scaled.masked_fill(scaled < last, -torch.inf).softmax(dim=-1)
-    sums = values.masked_fill(values < last, -torch.inf).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    at = torch.searchsorted(sums, rows.top_p.double().unsqueeze(1)).clamp_max(size - 1)
-    floor = probs.amax(dim=-1, keepdim=True) * (values.gather(1, at) - values[:, :1]).exp()
-    # The floor is rounded apart from the probabilities that it must keep.
-    keep = (probs >= floor * (1 - 1e-6)) | (rows.top_p >= 1).unsqueeze(1)
-    return torch.where(keep, probs, 0.0)
-
-
 def _with_logprobs(raw: Tensor, tokens: Tensor, result: Samples, count: int) -> Samples:
-    logprobs = raw.float().log_softmax(dim=-1)
-    chosen = logprobs.gather(1, tokens.unsqueeze(1))
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
-    return result._replace(logprobs=chosen.squeeze(1), ranks=ranks, top_ids=top.indices, top_logprobs=top.values)
+    parts = []
+    for first in range(0, max(len(tokens), 1), LOGPROB_ROWS):
+        rows = slice(first, first + LOGPROB_ROWS)
+        logprobs = raw[rows].float().log_softmax(dim=-1)
+        chosen = logprobs.gather(1, tokens[rows].unsqueeze(1))
+        top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
+        parts.append((chosen.squeeze(1), (logprobs > chosen).sum(dim=-1) + 1, top.indices, top.values))
+    logprobs, ranks, top_ids, top_logprobs = (torch.cat(columns) for columns in zip(*parts))
+    return result._replace(logprobs=logprobs, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

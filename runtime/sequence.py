@@ -22,8 +22,6 @@ class Needs(NamedTuple):
     """a row must not end yet"""
     logprobs: int | None = None
     """the largest number of alternatives wanted, None if no row wants any log-probability"""
-    fixed: bool = False
-    """the work is captured: what is done may not depend on the values of the rows"""
 
 
 def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...]) -> Needs:
