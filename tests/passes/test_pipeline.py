@@ -21,19 +21,23 @@ FORMS = {
     "gemma": Toy(windows=(5, 5, 0), post=True, softcap=20.0),
     "phi": Toy(gated=False, bias=True),
 }
-OPTIONAL = ("fuse_projections", "fuse_add_norm", "fuse_rope_cache", "fuse_activation")
+OPTIONAL = (
+    "fuse_projections", "fuse_add_norm", "fuse_rope_cache", "fuse_activation", "fuse_linear_add", "fuse_norm_gated"
+)  # fmt: skip
+FEW_ONLY = {"fuse_linear_add", "fuse_norm_gated"}
 
 
-def target(dtype: str = "float32") -> Target:
-    return Target(device="cpu", dtype=dtype, page_tokens=4)
+def target(dtype: str = "float32", max_tokens: int | None = None) -> Target:
+    return Target(device="cpu", dtype=dtype, page_tokens=4, max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_every_pass_is_proved(form: str, dtype: str, quantize: str) -> None:
+@pytest.mark.parametrize("max_tokens", [None, 8])
+def test_every_pass_is_proved(form: str, dtype: str, quantize: str, max_tokens: int | None) -> None:
     prover = Prover(load, VOCAB)
-    passes = pipeline(PassesConfig(quantize=quantize, compile=False), target(dtype))
+    passes = pipeline(PassesConfig(quantize=quantize, compile=False), target(dtype, max_tokens))
     lowered = run_passes(passes, FORMS[form].graph(dtype), [prover])
     assert lowered.level is Level.LOWERED
     assert [proof.applied for proof in prover.proofs] == list(passes)
@@ -44,9 +48,25 @@ def test_a_pass_switched_off_leaves_the_results(off: str) -> None:
     graph = FORMS["qwen3"].graph()
     sample = draw(graph, VOCAB)
     exact = evaluate(graph, load, sample)
-    passes = pipeline(PassesConfig(quantize="none", compile=False, **{off: False}), target())
+    passes = pipeline(PassesConfig(quantize="none", compile=False, **{off: False}), target(max_tokens=8))
     assert off not in [each.name for each in passes]
     assert row_error(exact, evaluate(run_passes(passes, graph), load, sample)) < 2e-5
+
+
+def test_some_passes_serve_few_tokens_only() -> None:
+    config = PassesConfig(compile=False)
+    many, few = ({each.name for each in pipeline(config, target(max_tokens=count))} for count in (9, 8))
+    assert few - many == FEW_ONLY
+    assert many < few
+
+
+def test_few_tokens_of_a_llama_take_few_kernels() -> None:
+    passes = pipeline(PassesConfig(quantize="none", compile=False), target(max_tokens=8))
+    lowered = run_passes(passes, FORMS["llama"].graph())
+    kernels = [node.meta["kernel"] for node in lowered.bodies["layer0"].ops if "kernel" in node.meta]
+    assert [name.partition(".")[0] for name in kernels] == [
+        "linear", "rope_cache_write", "paged_attention", "linear_add", "norm_gated_linear", "linear_add", "norm"
+    ]  # fmt: skip
 
 
 def test_fused_passes_shrink_the_graph() -> None:
