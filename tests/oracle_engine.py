@@ -1,0 +1,70 @@
+"""Engines of the oracle's checkpoints: what they answer must be what transformers answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from oracle import NEW_TOKENS, VOCAB, Tiny
+from torch import Tensor
+
+from treadle.conf.load import compose
+from treadle.graph.resolve import Resolved, resolve
+from treadle.runtime.build import build_engine
+from treadle.runtime.engine import Engine
+from treadle.runtime.request import Request, SamplingParams
+
+
+def resolved(case: Tiny, overrides: Sequence[str]) -> Resolved:
+    return resolve(compose(["model=hf", f"model.path={case.path}", "model.dtype=float32", *overrides]))
+
+
+@contextmanager
+def engine_of(case: Tiny, overrides: Sequence[str]) -> Iterator[Engine]:
+    engine = build_engine(resolved(case, overrides), lambda phase, done=0, total=0: None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def greedy(engine: Engine, prompts: Sequence[list[int]], tag: str, count: int = NEW_TOKENS) -> list[list[int]]:
+    """Run all prompts together and return their tokens."""
+    answers: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        answers[f"{tag}{index}"] = []
+        engine.add(Request(id=f"{tag}{index}", prompt=prompt, params=params))
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            answers[output.id] += output.token_ids
+    return list(answers.values())
+
+
+def first_logprobs(engine: Engine, prompt: list[int], tag: str) -> Tensor:
+    """Return the log-probabilities of the 20 likeliest first tokens, NaN elsewhere: [VOCAB]."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
+    engine.add(Request(id=tag, prompt=prompt, params=params))
+    found = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
+    (each,) = found[-1].logprobs or []
+    row = torch.full((VOCAB,), torch.nan)
+    row[each.top_ids] = torch.tensor(each.top_logprobs)
+    assert each.top_ids[0] == found[-1].token_ids[0]
+    return row
+
+
+def check(case: Tiny, overrides: Sequence[str]) -> None:
+    with engine_of(case, overrides) as engine:
+        assert greedy(engine, case.prompts, "cold") == case.tokens
+        hits = engine.stats().prefix_hit_tokens
+        assert greedy(engine, case.prompts, "warm") == case.tokens
+        assert engine.stats().prefix_hit_tokens > hits
+        # every prefix asked for alone: what each row of the prompt gives, through chunks and prefix hits
+        for index, (prompt, logits) in enumerate(zip(case.prompts, case.logits)):
+            for length in range(1, len(prompt), 5):
+                found = first_logprobs(engine, prompt[:length], f"row{index}.{length}")
+                expected = logits[length - 1].log_softmax(0)
+                error = (found - expected).nan_to_num().norm() / logits[length - 1].norm()
+                assert error < 1e-4, f"row {length}"
