@@ -157,7 +157,8 @@ def _bounds(
         bound = tl.maximum(bound, value)
     if (k <= 0) & (part <= 0) & (p < 1):
         # a little lower, for the sake of rounding
-        bound = tl.maximum(bound, peak + tl.log((1 - p) * tl.sum(masses, 0).to(tl.float32) / V) - 0.001)
+        spare = tl.maximum((1 - p) * tl.sum(masses, 0).to(tl.float32) / V, 1e-37)
+        bound = tl.maximum(bound, peak + tl.log(spare) - 0.001)
     cut = (k > 0) | (p < 1) | (part > 0)
     drawn = (tl.load(temperature + r * f_stride) > 0) & (top > -_INF) & (top < _INF)
     tl.store(bounds + r, tl.where(cut & drawn, bound, _INF))
