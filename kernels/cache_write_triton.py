@@ -20,7 +20,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle.graph.state import UNIT_BYTES
 from treadle.kernels.cache_write import rows_contiguous
-from treadle.kernels.rope import LAYOUTS
 
 NORMS = {"rms": 1, "l2": 2, "layer": 3}
 """Kinds of norm as the kernel numbers them; 0 is none."""
@@ -272,9 +271,7 @@ def rope_cache_write(
     pdl: bool = False,
 ) -> Tensor:
     """Write the rotated ``k`` and ``v``, return the rotated ``q``. Shapes: as the reference."""
-    out = _write(
-        q, k, v, table, arena, page_table, seq_ids, positions, layer_offset, page_tokens, layout, at, pdl=pdl
-    )
+    out = _write(q, k, v, table, arena, page_table, seq_ids, positions, layer_offset, page_tokens, layout, at, pdl=pdl)
     assert out is not None
     return out
 

@@ -107,7 +107,7 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
 
 def _rows(rows: int, shape: Shape) -> int:
     """Return ``rows``, or more where a group of query heads needs more."""
-    return max(rows, triton.next_power_of_2(shape.group))
+    return max(rows, int(triton.next_power_of_2(shape.group)))
 
 
 def _padded(dim: int) -> int:

@@ -95,9 +95,7 @@ def _sweep(  # type: ignore[no-untyped-def]
             v = tl.load(v_at, mask=(cv < V_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_at)
-        top, total, acc = _update(
-            q, k, v, top, total, acc, t, hi, at, scale, SEEN, WINDOW, SOFTCAP, COMPUTE
-        )
+        top, total, acc = _update(q, k, v, top, total, acc, t, hi, at, scale, SEEN, WINDOW, SOFTCAP, COMPUTE)
     return top, total, acc
 
 
@@ -143,7 +141,8 @@ def decode(  # type: ignore[no-untyped-def]
     ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows of the batch, kv heads, splits); without BY_ROW (sequences, ...), of which those with one row count."""
+    """Grid (rows of the batch, kv heads, splits); without BY_ROW (sequences, kv heads, splits), of which those with one
+    row count."""
     slot, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     if BY_ROW:
@@ -227,18 +226,18 @@ def combine(  # type: ignore[no-untyped-def]
     slot, head = tl.program_id(0), tl.program_id(1)
     log2e: tl.constexpr = 1.4426950408889634
     if BY_ROW:
-        row, width = slot, V_DIM
+        row, splits = slot, SPLITS
     else:
         row = tl.load(q_starts + slot)
-        width = tl.where(tl.load(q_starts + slot + 1) - row == 1, V_DIM, 0)
+        splits = tl.where(tl.load(q_starts + slot + 1) - row == 1, SPLITS, 0)
     split, cv = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
     place = (slot.to(tl.int64) * HEADS + head) * SPLITS + split
-    inside = (split < SPLITS)[:, None] & (cv < width)[None, :]
+    inside = (split < splits)[:, None] & (cv < V_DIM)[None, :]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    top = tl.load(stats + place * 2, mask=split < SPLITS, other=NOTHING)
-    total = tl.load(stats + place * 2 + 1, mask=split < SPLITS, other=0.0)
+    top = tl.load(stats + place * 2, mask=split < splits, other=NOTHING)
+    total = tl.load(stats + place * 2 + 1, mask=split < splits, other=0.0)
     acc = tl.load(partial + (place * V_DIM)[:, None] + cv[None, :], mask=inside, other=0.0)
     highest = tl.max(top, 0)
     none = highest <= 0.5 * NOTHING
@@ -251,7 +250,7 @@ def combine(  # type: ignore[no-untyped-def]
         total += tl.exp2(sink - highest)
     result = tl.sum(acc * weight[:, None], 0) * tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, total))
     out_at = out + (row.to(tl.int64) * HEADS + head) * V_DIM + cv
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=cv < width)
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=cv < tl.where(splits > 0, V_DIM, 0))
 
 
 @triton.jit

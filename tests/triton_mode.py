@@ -11,7 +11,10 @@ import pytest
 import torch
 
 NATIVE = torch.cuda.is_available()
-if not NATIVE:
+if NATIVE:
+    # Matrix products under torch.use_deterministic_algorithms need it.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+else:
     os.environ["TRITON_INTERPRET"] = "1"
 
 _GPU = pytest.param("cuda", marks=pytest.mark.gpu)
