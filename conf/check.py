@@ -64,13 +64,13 @@ def _check_model(deployment: Deployment) -> None:
 
 
 def _check_pages(deployment: Deployment) -> None:
-    tokens = deployment.kv.page_tokens
-    if tokens & (tokens - 1):
-        below = 1 << (tokens.bit_length() - 1)
+    page_tokens = deployment.kv.page_tokens
+    if page_tokens & (page_tokens - 1):
+        below = 1 << (page_tokens.bit_length() - 1)
         raise ConfigError(
             "a page holds a power of two of tokens",
             key="kv.page_tokens",
-            value=tokens,
+            value=page_tokens,
             nearest=[f"kv.page_tokens={n}" for n in (below, below * 2) if n <= 256],
         )
     seqs, tokens = deployment.scheduler.max_num_seqs, deployment.scheduler.max_step_tokens

@@ -16,6 +16,10 @@ INT8_GROUP = 32
 """Input channels that share a scale under weight-only int8."""
 RUNTIME_BYTES = {"cpu": 448 << 20, "cuda": 640 << 20}
 """CPU: interpreter, torch and inductor (416 MiB measured). GPU: an allowance for its context and libraries."""
+LIBRARY_BYTES = 64 << 20
+"""What the library of matrix products keeps on a GPU."""
+LOGPROB_ROWS = 32
+"""Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
 SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
 """What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
 
@@ -97,17 +101,21 @@ def workspace_rows(
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
     width = (3 * spec.hidden + max(_live_width(op) for op in ops(spec))) * item
-    # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
-    logits = max_num_seqs * spec.vocab * (item + 3 * 4)
-    rows = [
-        MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width),
+    activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
+    if device == "cpu":
+        # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
+        logits = max_num_seqs * spec.vocab * (item + 3 * 4)
+        return [activations, MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits)]
+    # Log-probabilities are made of a block of rows at a time.
+    logits = max_num_seqs * spec.vocab * item + min(max_num_seqs, LOGPROB_ROWS) * spec.vocab * 4 * 4
+    # Captured steps have memory of their own, the same for all of them.
+    tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
+    return [
+        activations,
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
+        MemoryRow("workspace", "matrix products", LIBRARY_BYTES),
+        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits),
     ]
-    if device == "cuda":
-        # Captured steps have memory of their own, the same for all of them.
-        tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
-        rows.append(MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits))
-    return rows
 
 
 def runtime_row(device: str) -> MemoryRow:

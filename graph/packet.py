@@ -94,11 +94,11 @@ class Sections(NamedTuple):
 def sections(shape: StepShape) -> Sections:
     """Return where the sections of a packet of this shape begin."""
     tokens, seqs, rows = shape
-    at, begins = round_up(len(Header), ALIGN), []
+    at, begins = round_up(len(Header), ALIGN), list[int]()
     for size in (seqs, seqs + 1, *[seqs] * 5, tokens, 2 * tokens, 2 * tokens, 2 * rows, 2 * rows):
         begins.append(at)
         at = round_up(at + size, ALIGN)
-    return Sections(*begins, end=at)
+    return Sections(*begins, end=at)  # type: ignore[misc]
 
 
 def packet_capacity(largest: StepShape, max_pages: int) -> int:

@@ -21,7 +21,7 @@ _NUM_DECODES = tl.constexpr(int(Header.NUM_DECODES))
 
 # One program a sequence and block of its table row. Sizes change with the step: no version is made for any of them.
 @triton.jit(do_not_specialize=["width", "slots", "kv_lens", "first", "count", "at", "new", "tokens", "positions"])
-def _begin(
+def _begin(  # type: ignore[no-untyped-def]
     rows, table, packet, wide, page_table, width, slots, kv_lens, first, count, at, new, tokens, positions,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.graph.packet import MAX_STOPS, SLOT_WIDTH, Column, Header, StepShape, sections
+from treadle.graph.packet import Column, Header, StepShape, sections
 from treadle.kernels.registry import always, register_reference
 from treadle.kernels.triton_kernel import register_triton
 

@@ -27,8 +27,9 @@ _ACTIVE, _LAST, _POSITION, _INDEX, _REMAINING, _MIN_LEFT = (
 )
 _NUM_DECODES, _NUM_ROWS = tl.constexpr(int(Header.NUM_DECODES)), tl.constexpr(int(Header.NUM_ROWS))
 
+
 @triton.jit(do_not_specialize=["slots"])
-def _end(rows, packet, wide, sampled, out, slots, PDL: tl.constexpr):
+def _end(rows, packet, wide, sampled, out, slots, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

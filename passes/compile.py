@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import SymInt, Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -60,9 +61,11 @@ class Compile(Pass):
         with graph.shapes.mode:
             values = [node.meta["val"] for node in body.placeholders]
             # Graphs are written without a device; here their inputs stand where they will be.
-            inputs = [torch.empty(value.shape, dtype=value.dtype, device=self.target.device) for value in values]
+            inputs: list[Tensor | int | SymInt | None] = [
+                torch.empty(value.shape, dtype=value.dtype, device=self.target.device) for value in values
+            ]
             traced = make_fx(GraphModule(torch.nn.Module(), body.graph), tracing_mode="real")(*inputs)
-        path = Path(self.cache) / self._key(traced, [graph.shapes.describe(value) for value in inputs])
+        path = Path(self.cache) / self._key(traced, [graph.shapes.describe(value) for value in values])
         if not path.exists():
             with torch._inductor.config.patch(compile_threads=1):
                 artifact = torch._inductor.standalone_compile(traced, inputs, dynamic_shapes="from_graph")

@@ -54,9 +54,7 @@ def target(resolved: Resolved, max_tokens: int | None = None) -> Target:
     )
 
 
-def passes(
-    resolved: Resolved, on_phase: OnPhase | None = None, max_tokens: int | None = None
-) -> tuple[Pass, ...]:
+def passes(resolved: Resolved, on_phase: OnPhase | None = None, max_tokens: int | None = None) -> tuple[Pass, ...]:
     """Return the pipeline of a deployment; bodies compiled are reported as the phase ``compile``."""
     progress: Callable[[int, int], None] | None = None if on_phase is None else partial(on_phase, "compile")
     return pipeline(resolved.deployment.passes, target(resolved, max_tokens), progress)

@@ -78,16 +78,16 @@ class Engine:
             max_step_tokens=settings.max_step_tokens,
             prefix_cache=settings.prefix_cache,
         )
-        self._stream = backend.stream(overlap=settings.overlap)
         self._stepper = Stepper(
             executor=executor,
             backend=backend,
-            stream=self._stream,
             largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
             max_pages=kv.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
         )
+        # Behind what was launched until now: the contents of weights, arena and slots.
+        self._stream = backend.stream(overlap=settings.overlap)
         self._in_flight: deque[_Launched] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
@@ -154,14 +154,13 @@ class Engine:
             self._heal()
         return outputs
 
-    def warm_up(
-        self, progress: Callable[[int, int], None] = lambda done, total: None, *, workspace_bytes: int = 0
-    ) -> None:
+    def warm_up(self, progress: Callable[[int, int], None] | None = None, *, workspace_bytes: int = 0) -> None:
         """Run the program at its largest and capture it, so that the first request meets a steady state.
 
-        ``workspace_bytes`` of the device are taken for what lives only inside a step. ``progress`` is told (steps done, steps in all). Raises what the program raises.
+        ``workspace_bytes`` of the device are taken for what lives only inside a step. ``progress`` is told (steps
+        done, steps in all). Raises what the program raises.
         """
-        self._stepper.warm_up(progress, workspace_bytes)
+        self._stepper.warm_up(self._stream, progress, workspace_bytes)
 
     def stats(self) -> Stats:
         """Return gauges and counters, a copy."""

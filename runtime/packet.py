@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ class PacketWriter:
         ints, longs = stage.ints, stage.longs
         if not chunks:
             self._frame(stage, shape, at, shape.num_seqs, len(sampled))
-            slots = [seq.slot for seq in decodes]
+            slots: list[Any] = [seq.slot for seq in decodes]
             ints[at.slots : at.slots + len(slots)] = slots
             longs[at.sample_slots // 2 : at.sample_slots // 2 + len(slots)] = slots
         else:
@@ -98,18 +98,18 @@ class PacketWriter:
         end = self._write_news(stage, at, plan)
         return Packet(stage.data[:end], shape, bucket is not None, len(sampled), needs_of(sampled), self._turn)
 
-    def scratch(self, shape: StepShape, *, decodes: bool, captured: bool, needs: Needs) -> Packet:
+    def scratch(self, shape: StepShape, *, longest: int, captured: bool, needs: Needs) -> Packet:
         """Return a step of ``shape`` that nobody asked for: it writes to the scratch page, and no row is sampled.
 
-        With ``decodes``, of sequences that have ended; else of first chunks, as even as can be.
+        Of first chunks, as even as can be, of at most ``longest`` tokens; 0: of sequences that have ended.
         """
         stage, at = self._next(shape)
         tokens, seqs, _ = shape
-        self._frame(stage, shape, at, seqs if decodes else 0, 0)
-        if not decodes:
-            counts = [tokens // seqs + (index < tokens % seqs) for index in range(seqs)]
+        self._frame(stage, shape, at, 0 if longest else seqs, 0)
+        if longest:
             begin = 0
-            for seq, count in enumerate(counts):
+            for seq in range(seqs):
+                count = min(tokens // seqs + (seq < tokens % seqs), longest)
                 self._write_chunk(stage, at, seq, begin, 0, count)
                 begin += count
         return Packet(stage.data[: at.end], shape, captured, 0, needs, self._turn)
@@ -119,7 +119,7 @@ class PacketWriter:
         return self._stages[self._turn], sections(shape)
 
     def _frame(self, stage: _Stage, shape: StepShape, at: Sections, num_decodes: int, num_rows: int) -> None:
-        """Write a step of padding: sequences of nobody, one token each as far as ``num_decodes`` goes, the rest dead."""
+        """Write a step of padding: sequences of nobody, the first ``num_decodes`` of one token each, the rest dead."""
         ints, longs, count = stage.ints, stage.longs, self._count
         tokens, seqs, rows = shape
         ints[Header.NUM_DECODES], ints[Header.NUM_ROWS] = num_decodes, num_rows
@@ -142,7 +142,7 @@ class PacketWriter:
         ints, longs = stage.ints, stage.longs
         begin = row = num_decodes = len(plan.decodes)
         rows_at, sample_at = at.logit_rows // 2, at.sample_slots // 2
-        slots = [seq.slot for seq in plan.decodes]
+        slots: list[Any] = [seq.slot for seq in plan.decodes]
         longs[rows_at : rows_at + row] = self._long_count[:row]
         longs[sample_at : sample_at + row] = slots
         for index, chunk in enumerate(plan.chunks, num_decodes):
@@ -153,7 +153,7 @@ class PacketWriter:
             begin += chunk.count
             if chunk.samples:
                 longs[rows_at + row] = begin - 1
-                longs[sample_at + row] = chunk.sequence.slot
+                longs[sample_at + row] = slots[-1]
                 row += 1
         longs[rows_at + row : rows_at + shape.num_rows] = 0
         ints[at.slots : at.slots + len(slots)] = slots

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from treadle.graph.footprint import LOGPROB_ROWS
 from treadle.kernels.sample import TokenKernels
 from treadle.runtime.request import MAX_LOGPROBS
 from treadle.runtime.sequence import Needs as Needs
@@ -20,9 +21,6 @@ FIRST_CANDIDATES = 256
 
 ROW_BLOCK = 8
 """rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
-
-LOGPROB_ROWS = 32
-"""rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory"""
 
 GREEDY, SAMPLED = Needs(), Needs(sampled=True, top_k=1 << 30, top_p=True, min_p=True, masked=True)
 VARIANTS = (GREEDY, SAMPLED, SAMPLED._replace(logprobs=MAX_LOGPROBS))

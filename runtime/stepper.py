@@ -27,6 +27,11 @@ from treadle.runtime.sequence import Needs
 from treadle.runtime.slots import Slots
 
 
+KINDS_OF_TOKENS = (8191, 1024, 1023, 640, 641)
+KINDS_OF_SEQS = (1, 3, 16)
+"""Sizes of launched steps for which kernels may differ: ones, multiples of 16, others; around limits of kernels."""
+
+
 class Executor(Protocol):
     """What computes: weights and compiled bodies over an arena that it was given when it was made."""
 
@@ -43,12 +48,12 @@ class Stepper:
     """Owns the slots, the device's packet, and the buffers of what was sampled, on the device and on the host."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, stream: Stream, largest: StepShape, max_pages: int,
-        max_seq_tokens: int, buckets: Buckets,
+        self, *, executor: Executor, backend: Backend, largest: StepShape, max_pages: int, max_seq_tokens: int,
+        buckets: Buckets,
     ) -> None:  # fmt: skip
         """``largest`` bounds the steps that are asked for; ``max_seq_tokens`` the length of a sequence."""
         self.executor = executor
-        self._backend, self._stream = backend, stream
+        self._backend = backend
         self._largest, self._buckets, self._max_seq_tokens = largest, buckets, max_seq_tokens
         self._slots = Slots(largest.num_seqs, max_pages, backend.device)
         self.writer = PacketWriter(backend, buckets, largest, max_pages=max_pages, nobody=self._slots.nobody)
@@ -58,9 +63,7 @@ class Stepper:
         self._out = _samples(lambda n: torch.zeros(n, dtype=torch.uint8, device=backend.device), bound.num_rows)
         self._host = [_samples(backend.host, bound.num_rows) for _ in range(NUM_STAGES)]
         target = Target(device=backend.name)
-        self._begin, self._end = (
-            registry.candidates(op, target, {})[0].function for op in ("begin_step", "end_step")
-        )
+        self._begin, self._end = (registry.candidates(op, target, {})[0].function for op in ("begin_step", "end_step"))
         self._token_kernels = token_kernels(backend.name)
         self._captured: dict[StepShape, CapturedStep] = {}
 
@@ -78,30 +81,33 @@ class Stepper:
             self._finish(self._forward(packet.shape), packet.shape, needs)
         return self._receive(packet)
 
-    def warm_up(self, progress: Callable[[int, int], None], workspace_bytes: int) -> None:
+    def warm_up(self, stream: Stream, progress: Callable[[int, int], None] | None, workspace_bytes: int) -> None:
         """Run the largest steps, so that memory is taken and kernels are compiled, and capture every bucket.
 
-        Temporaries of steps come from ``workspace_bytes`` taken first. ``progress`` is told (steps done, steps in all). Every page is the scratch page, which belongs to nobody.
-        Raises what the program raises.
+        Temporaries of steps come from ``workspace_bytes`` taken first. Every page is the scratch page, which belongs
+        to nobody. ``progress`` is told (steps done, steps in all). Raises what the program raises.
         """
-        self._stream.submit(self._backend.reserve, workspace_bytes).wait()
+        stream.submit(self._backend.reserve, workspace_bytes).wait()
         jobs = [*self._warm_ups(), *((shape, True) for shape in self._buckets.all)]
         for done, (shape, captured) in enumerate(jobs):
-            progress(done, len(jobs))
-            decodes = captured and shape in self._buckets.decode
-            packet = self.writer.scratch(shape, decodes=decodes, captured=captured, needs=VARIANTS[-1])
-            self._stream.submit(self._capture if captured else self.run, packet).wait()
-        progress(len(jobs), len(jobs))
+            if progress is not None:
+                progress(done, len(jobs))
+            longest = 0 if captured and shape in self._buckets.decode else self._max_seq_tokens
+            packet = self.writer.scratch(shape, longest=longest, captured=captured, needs=VARIANTS[-1])
+            stream.submit(self._capture if captured else self.run, packet).wait()
 
     def _warm_ups(self) -> Iterator[tuple[StepShape, bool]]:
-        """Yield steps that are launched op by op: sizes that kernels may treat apart are all among them."""
-        tokens, seqs, _ = self._largest
-        fewest = -(-tokens // self._max_seq_tokens)
-        counts = dict.fromkeys(min(count, tokens) for count in (tokens, tokens - 1, 1) if count > 0)
-        for count in counts:
-            for num_seqs in dict.fromkeys((seqs, fewest, 1)):
-                if count / self._max_seq_tokens <= num_seqs <= count:
-                    yield StepShape(count, num_seqs, num_seqs), False
+        """Yield steps that are launched op by op, the largest first, and that they are not captured.
+
+        Where kernels are compiled as they are first launched, every kind of size is among them.
+        """
+        most, seqs, _ = self._largest
+        most = min(most, seqs * self._max_seq_tokens)
+        sizes, counts = ((most, 1), (1,)) if not self._backend.captures else ((most, *KINDS_OF_TOKENS), KINDS_OF_SEQS)
+        for tokens in dict.fromkeys(size for size in sizes if size <= most):
+            fewest = -(-tokens // self._max_seq_tokens)
+            for num_seqs in dict.fromkeys(min(max(count, fewest), seqs, tokens) for count in (seqs, *counts)):
+                yield StepShape(tokens, num_seqs, num_seqs), False
 
     def _send(self, packet: Packet) -> None:
         self._packet[: len(packet.data)].copy_(packet.data, non_blocking=True)

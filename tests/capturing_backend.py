@@ -1,4 +1,4 @@
-"""A CPU that captures as a GPU does: work is recorded once and replayed on the same memory, never with new arguments."""
+"""A CPU that captures as a GPU does: work is recorded once and replayed on the same memory."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CudaEvent(Generic[T]):
     @property
     def done(self) -> bool:
         """Whether the device is past the work."""
-        return bool(self._end.query())
+        return bool(self._end.query())  # type: ignore[no-untyped-call]
 
     @property
     def elapsed_s(self) -> float:
@@ -66,9 +66,9 @@ class CudaStream:
         self._open = True
 
     def submit(self, work: Callable[..., T], *args: object) -> CudaEvent[T]:
-        """Launch ``work(*args)`` behind everything submitted before; what it raises comes out of the event's ``wait``."""
+        """Launch ``work(*args)`` behind everything submitted before; what it raises comes out of ``wait``."""
         assert self._open, "the stream is closed"
-        event: CudaEvent[T] = CudaEvent(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        event: CudaEvent[T] = CudaEvent(_event(), _event())
         with torch.cuda.stream(self._stream):
             event.run(work, args)
         if not self._overlap:
@@ -92,7 +92,7 @@ class CudaBackend:
         if not torch.cuda.is_available():
             why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
             raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def allocate(self, num_bytes: int) -> Tensor:
@@ -115,9 +115,9 @@ class CudaBackend:
         torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def stream(self, *, overlap: bool) -> CudaStream:
-        """Return a new stream, behind all that has been launched; without ``overlap`` it is waited for after each work."""
+        """Return a new stream behind all that has been launched; without ``overlap`` each work is waited for."""
         torch.cuda.synchronize()
-        return CudaStream(torch.cuda.Stream(), overlap=overlap)
+        return CudaStream(_stream(), overlap=overlap)
 
     def capture(self, work: Callable[[], T]) -> tuple[Replay, T]:
         """Record ``work()`` on the current stream; it is not run. Raises what the work raises."""
@@ -132,9 +132,9 @@ class CudaBackend:
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the median time of ``work`` on the device, from replays of a graph that holds several calls."""
-        stream = torch.cuda.Stream()
+        stream = _stream()
         stream.wait_stream(torch.cuda.current_stream())
-        graph, times = torch.cuda.CUDAGraph(), []
+        graph, times = torch.cuda.CUDAGraph(), list[float]()
         with torch.cuda.stream(stream):
             work()
             stream.synchronize()
@@ -142,7 +142,7 @@ class CudaBackend:
             for _ in range(_CALLS_A_RUN):
                 work()
             graph.capture_end()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = _event(), _event()
             graph.replay()
             for _ in range(_TIMED_RUNS):
                 begin.record()
@@ -158,3 +158,11 @@ class CudaBackend:
         free, total = torch.cuda.mem_get_info()
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return MemoryFacts(total_bytes=total, available_bytes=free + unused)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

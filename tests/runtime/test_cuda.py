@@ -128,7 +128,9 @@ def test_the_same_seed_gives_the_same_tokens_in_any_company() -> None:
         answers = []
         for tag in ("first", "again"):
             engine.add(Request(id=tag, prompt=[1, 2, 3], params=params))
-            tokens = [output.token_ids for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
-            answers.append(sum(tokens, []))
+            tokens = list[int]()
+            while engine.has_work:
+                tokens += [token for output in engine.step() for token in output.token_ids]
+            answers.append(tokens)
         assert len(answers[0]) == 8
         assert answers[0] == answers[1]

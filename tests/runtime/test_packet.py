@@ -51,7 +51,9 @@ class Device:
             each.pending += 1
         packet = self.packet = self.writer.write(plan)
         self.memory[: len(packet.data)] = packet.data
-        torch.ops.treadle.begin_step(self.slots.rows, self.slots.page_table, self.memory, self.page_table, *packet.shape)
+        torch.ops.treadle.begin_step(
+            self.slots.rows, self.slots.page_table, self.memory, self.page_table, *packet.shape
+        )
         at, wide = sections(packet.shape), self.memory.view(torch.int64)
         tokens, seqs, rows = packet.shape
         live, live_seqs = plan.num_tokens, len(plan.sequences)
@@ -194,17 +196,20 @@ def test_every_slot_new_with_all_its_pages_fits_a_packet(device: Device) -> None
     device.end(*range(NUM_SLOTS))
 
 
-def test_a_scratch_step_belongs_to_nobody(device: Device) -> None:
-    for decodes, shape in ((True, StepShape(4, 4, 4)), (False, StepShape(16, 3, 3))):
-        packet = device.writer.scratch(shape, decodes=decodes, captured=False, needs=Needs())
-        at = sections(shape)
-        wide = packet.data.view(torch.int64) if len(packet.data) % 2 == 0 else packet.data[:-1].view(torch.int64)
-        assert packet.data[Header.NUM_ROWS] == packet.num_rows == 0
-        assert set(packet.data[at.slots : at.slots + shape.num_seqs].tolist()) == {device.slots.nobody}
-        lengths = packet.data[at.q_starts : at.q_starts + shape.num_seqs + 1].diff().tolist()
-        assert lengths == ([1] * 4 if decodes else [6, 5, 5])
-        if not decodes:
-            assert wide[at.positions // 2 : at.positions // 2 + 16].tolist() == [*range(6), *range(5), *range(5)]
+@pytest.mark.parametrize(
+    ("longest", "shape", "lengths"),
+    [(0, StepShape(4, 4, 4), [1] * 4), (6, StepShape(16, 3, 3), [6, 5, 5]), (4, StepShape(16, 3, 3), [4] * 3)],
+)
+def test_a_scratch_step_belongs_to_nobody(device: Device, longest: int, shape: StepShape, lengths: list[int]) -> None:
+    packet = device.writer.scratch(shape, longest=longest, captured=False, needs=Needs())
+    at, data = sections(shape), packet.data
+    assert data[Header.NUM_ROWS] == packet.num_rows == 0
+    assert set(data[at.slots : at.slots + shape.num_seqs].tolist()) == {device.slots.nobody}
+    assert data[at.q_starts : at.q_starts + shape.num_seqs + 1].diff().tolist() == lengths
+    if longest:
+        positions = [position for length in lengths for position in range(length)]
+        padding = [-1] * (shape.num_tokens - len(positions))
+        assert data[at.positions : at.positions + 32].view(torch.int64).tolist() == positions + padding
 
 
 def test_a_packet_stays_while_the_next_ones_are_written() -> None:
