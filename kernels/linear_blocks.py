@@ -29,17 +29,12 @@ LONGEST_HELD = 8192
 """columns of weights that a program can hold"""
 
 MEASURED: dict[tuple[Op, int, int, int], Blocks] = {}
-"""By op and the classes of N, K and T. One H200, bfloat16, early launch, weights that no cache holds."""
+"""By op and class of shape. One H200, bfloat16, early launch, weights that no cache holds."""
 
 
-def size_class(size: int) -> int:
-    """Return the power of two that ``size`` is nearest to from below, as an exponent."""
-    return max(size, 1).bit_length() - 1
-
-
-def token_class(tokens: int) -> int:
-    """Return the smallest of 1, 2, 4, 8 that holds ``tokens``."""
-    return 1 << (max(tokens, 1) - 1).bit_length()
+def shape_class(outputs: int, width: int, tokens: int) -> tuple[int, int, int]:
+    """Return what a shape is measured as: the exponents of the power of two below N and of that above K, and 1 to 8."""
+    return outputs.bit_length() - 1, (width - 1).bit_length(), 1 << (max(tokens, 1) - 1).bit_length()
 
 
 def choose(op: Op, outputs: int, width: int, tokens: int, dtype: torch.dtype) -> Blocks:
@@ -47,7 +42,7 @@ def choose(op: Op, outputs: int, width: int, tokens: int, dtype: torch.dtype) ->
 
     What was measured holds for 16-bit weights; sums of float32 need the wider registers of the general rule.
     """
-    found = MEASURED.get((op, size_class(outputs), size_class(width), token_class(tokens)))
+    found = MEASURED.get((op, *shape_class(outputs, width, tokens)))
     if found is not None and dtype.itemsize == 2 and (found.way != "held" or found.columns >= width):
         return found
     return general(op, width, tokens, dtype)
@@ -55,10 +50,10 @@ def choose(op: Op, outputs: int, width: int, tokens: int, dtype: torch.dtype) ->
 
 def general(op: Op, width: int, tokens: int, dtype: torch.dtype) -> Blocks:
     """Return blocks that are right for any shape, and good for most."""
-    whole = 1 << max(width - 1, 0).bit_length()
+    whole = 1 << (width - 1).bit_length()
     if tokens == 1:
         # A norm needs the whole row first; without one, steps of 2048 columns keep more programs in flight.
-        longest = LONGEST_HELD if op == "norm_gated_linear" else 2048
+        longest = LONGEST_HELD if op == "norm_gated_linear" else 4096
         if whole <= longest:
             return Blocks("held", max(1, 4096 // whole), whole, 8 if whole > 4096 else 4)
         return Blocks("looped", 1, 2048)

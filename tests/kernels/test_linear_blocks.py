@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from treadle.kernels.linear_blocks import LONGEST_HELD, MEASURED, choose, general, size_class, token_class
+from treadle.kernels.linear_blocks import LONGEST_HELD, MEASURED, choose, general, shape_class
 
 OPS = ("linear", "linear_add", "norm_gated_linear")
 
@@ -20,10 +20,12 @@ def test_blocks_exist_for_every_shape(op: str, tokens: int, dtype: torch.dtype):
 
 def test_what_was_measured_serves_its_class_where_it_can():
     for (op, n, k, t), blocks in MEASURED.items():
-        assert (size_class(1 << n), size_class(1 << k), token_class(t)) == (n, k, t)
-        assert choose(op, 1 << n, 1 << k, t, torch.bfloat16) in (blocks, general(op, 1 << k, t, torch.bfloat16))
+        assert shape_class(1 << n, 1 << k, t) == (n, k, t)
+        assert choose(op, 1 << n, 1 << k, t, torch.bfloat16) == blocks
+        assert choose(op, 1 << n, 1 << k, t, torch.float32) == general(op, 1 << k, t, torch.float32)
 
 
 def test_classes():
-    assert [size_class(n) for n in (1, 2, 3, 1023, 1024)] == [0, 1, 1, 9, 10]
-    assert [token_class(t) for t in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
+    assert [shape_class(n, 1, 1)[0] for n in (1, 2, 3, 1023, 1024)] == [0, 1, 1, 9, 10]
+    assert [shape_class(1, k, 1)[1] for k in (1, 2, 3, 1024, 1025)] == [0, 1, 2, 10, 11]
+    assert [shape_class(1, 1, t)[2] for t in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
