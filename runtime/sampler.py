@@ -66,22 +66,24 @@ class Samples(NamedTuple):
     top_logprobs: Tensor | None = None
 
 
-def sample(logits: Tensor, rows: RowParams, needs: Needs, kernels: TokenKernels | None = None) -> Samples:
+def sample(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenKernels | None = None) -> Samples:
     """Return a token for each row of ``logits`` [R, V]; the logits stay as they are.
 
-    ``kernels`` draw the tokens; without them plain torch does.
+    ``rows`` may be None where nothing is drawn or masked. ``kernels`` draw the tokens; without them plain torch does.
     """
+    assert rows is not None or not (needs.sampled or needs.masked)
     if kernels is not None:
-        drawn = kernels.draw(logits, rows) if needs.sampled or needs.masked else kernels.greedy(logits)
+        plain = not (needs.sampled or needs.masked)
+        drawn = kernels.greedy(logits) if rows is None or plain else kernels.draw(logits, rows)
         result = Samples(drawn)
         return result if needs.logprobs is None else _with_logprobs(logits, drawn.clamp_min(0), result, needs.logprobs)
     raw = logits
-    if needs.masked:
+    if rows is not None and needs.masked:
         logits = _forbid_stops(logits, rows)
     best, tokens = logits.max(dim=-1)
     # A maximum carries NaN along, and is infinite where softmax would give NaN.
     valid = best.isfinite()
-    if needs.sampled:
+    if rows is not None and needs.sampled:
         blocks = [slice(first, first + ROW_BLOCK) for first in range(0, len(tokens), ROW_BLOCK)]
         drawn = torch.cat(
             [_draw(logits[each], RowParams(*(column[each] for column in rows)), needs) for each in blocks]

@@ -26,7 +26,6 @@ from treadle.runtime.sampler import VARIANTS, Samples, sample, variant
 from treadle.runtime.sequence import Needs
 from treadle.runtime.slots import Slots
 
-
 KINDS_OF_TOKENS = (8191, 1024, 1023, 640, 641)
 KINDS_OF_SEQS = (1, 3, 16)
 """Sizes of launched steps for which kernels may differ: ones, multiples of 16, others; around limits of kernels."""
@@ -139,7 +138,8 @@ class Stepper:
         """Sample into the buffers, and note the tokens in the slots."""
         at, rows = sections(shape), shape.num_rows
         slots = self._packet.view(torch.int64)[at.sample_slots // 2 : at.sample_slots // 2 + rows]
-        samples = sample(logits, self._slots.row_params(slots), needs, self._token_kernels)
+        params = self._slots.row_params(slots) if needs.sampled or needs.masked else None
+        samples = sample(logits, params, needs, self._token_kernels)
         self._end(self._slots.rows, self._packet, samples.tokens, self._out.tokens, *shape)
         if needs.logprobs is not None:
             for buffer, values in zip(self._out[1:], samples[1:]):
