@@ -104,6 +104,16 @@ def _rows(
 
 
 @triton.jit
+def _nothing(TP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Return what ``_added`` begins with."""
+    if TP == 1:
+        acc = tl.zeros([BN, BK], tl.float32)
+    else:
+        acc = tl.zeros([TP, BN, BK], tl.float32)
+    return acc
+
+
+@triton.jit
 def _added(acc, a, v, TP: tl.constexpr):
     """Return acc plus products of weights a [BN, BK] and rows v [TP, BK], each in its place."""
     if TP == 1:
@@ -148,11 +158,10 @@ def _looped(
     if NORM != "":
         mean, inverse = statistics(x, t * x_stride, t < T, K, eps, NORM, TP, BK)
     v = _rows(x, norm_w, norm_b, t * x_stride, k, t < T, mean, inverse, K, NORM, AFTER, PLUS_ONE, HAS_NW, HAS_NB)
-    shape: tl.constexpr = [BN, BK] if TP == 1 else [TP, BN, BK]
-    o = _added(tl.zeros(shape, tl.float32), a, v, TP)
+    o = _added(_nothing(TP, BN, BK), a, v, TP)
     u = o
     if ACT != "":
-        u = _added(tl.zeros(shape, tl.float32), b, v, TP)
+        u = _added(_nothing(TP, BN, BK), b, v, TP)
     for start in range(BK, K, BK):
         at_k = start + k
         mask = some & (at_k < K)[None, :]
