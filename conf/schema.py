@@ -168,6 +168,9 @@ class PassesConfig:
     kernels: str = field(
         default="auto", metadata=_about("reference: plain torch everywhere", choices=("auto", "reference"))
     )
+    measure: bool = field(
+        default=True, metadata=_about("on a GPU, time the kernels that could do a call and take the fastest")
+    )
     compile: bool = field(default=True, metadata=_about("compile each layer body with inductor"))
     compile_cache: str | None = field(
         default=None, metadata=_about("directory of compiled bodies; null: treadle's in the user's cache directory")

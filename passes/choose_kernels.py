@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +14,21 @@ from treadle.graph import ops
 from treadle.graph.ir import Call, Graph, Level
 from treadle.graph.target import Target
 from treadle.kernels import registry
+from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseKernels(Pass):
-    """The registry's first candidate for the target; with ``target.kernels`` "reference", plain torch everywhere."""
+    """The fastest candidate for the target, or the registry's first where nothing is measured.
+
+    With ``target.kernels`` "reference", plain torch everywhere.
+    """
 
     level = Level.SHARDED
     target: Target
+    stopwatch: Stopwatch | None = field(default=None, compare=False, repr=False)
+    """times candidates on the device; None: nothing is measured"""
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the LOWERED graph: each op an inline torch function or one opaque kernel."""
@@ -38,7 +46,16 @@ class ChooseKernels(Pass):
         name = str(getattr(node.target, "_opname", ""))
         if self.target.kernels == "reference":
             return registry.reference(name)
-        return registry.candidates(name, self.target, _attributes(node))[0]
+        found = registry.candidates(name, self.target, _attributes(node))
+        given = arguments(node)
+        if self.stopwatch is None or len(found) == 1 or name in ops.WRITES_STATE or "arena" in given:
+            return found[0]
+        few = self.target.max_tokens
+        calls = {}
+        for tokens in (1, few) if few is not None else (64, 1024):
+            description = f"{name} {tokens} {[_describe(value, tokens) for value in given.values()]}"
+            calls[description] = partial(_random, given, tokens, self.target.device)
+        return self.stopwatch.fastest(found, calls)
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -51,3 +68,26 @@ def _attributes(node: Node) -> dict[str, Any]:
         else:
             constants[name] = value
     return {**constants, "dtypes": dtypes}
+
+
+def _shape(node: Node, tokens: int) -> list[int]:
+    """Return the shape of a node's value in a step of so many tokens."""
+    return [size if isinstance(size, int) else tokens for size in node.meta["val"].shape]
+
+
+def _describe(value: object, tokens: int) -> str:
+    return f"{value.meta['val'].dtype}{_shape(value, tokens)}" if isinstance(value, Node) else repr(value)
+
+
+def _random(given: Mapping[str, Any], tokens: int, device: str) -> dict[str, Any]:
+    """Return the arguments of a call, random where they are tensors."""
+    made = {}
+    for name, value in given.items():
+        if isinstance(value, Node):
+            shape, dtype = _shape(value, tokens), value.meta["val"].dtype
+            if dtype.is_floating_point:
+                value = torch.randn(shape, device=device).to(dtype)
+            else:
+                value = torch.randint(0, 2, shape, device=device).to(dtype)
+        made[name] = value
+    return made

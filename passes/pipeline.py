@@ -15,6 +15,7 @@ from treadle.conf.schema import PassesConfig
 from treadle.graph.target import Target
 from treadle.kernels import registry
 from treadle.kernels.skinny import is_skinny
+from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import Pass
 from treadle.passes.choose_kernels import ChooseKernels
 from treadle.passes.compile import Compile
@@ -33,11 +34,16 @@ REQUIRED = ("place_state", "choose_kernels")
 
 
 def pipeline(
-    config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None = None
+    config: PassesConfig,
+    target: Target,
+    progress: Callable[[int, int], None] | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> tuple[Pass, ...]:
     """Return the passes of a deployment in order, those that are switched off left out.
 
-    ``progress`` is told of bodies compiled. Raises: ConfigError if the order cannot work.
+    ``progress`` is told of bodies compiled; ``stopwatch`` measures kernels where there is a choice.
+
+    Raises: ConfigError if the order cannot work.
     """
     makers: dict[str, Callable[[], Pass | None]] = {
         "quantize": lambda: Quantize() if config.quantize == "int8" else None,
@@ -49,7 +55,7 @@ def pipeline(
         "fuse_linear_add": lambda: FuseLinearAdd() if config.fuse_linear_add and is_skinny(target) else None,
         "fuse_norm_gated": lambda: FuseNormGated() if config.fuse_norm_gated and is_skinny(target) else None,
         "fuse_add_norm": lambda: FuseAddNorm() if config.fuse_add_norm else None,
-        "choose_kernels": lambda: ChooseKernels(target=target),
+        "choose_kernels": lambda: ChooseKernels(target=target, stopwatch=stopwatch),
         "compile": lambda: _compile(config, target, progress) if config.compile else None,
     }
     missing = [name for name in REQUIRED if name not in config.order]

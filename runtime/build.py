@@ -19,6 +19,8 @@ from treadle.graph.resolve import Resolved, resolve
 from treadle.graph.target import Target
 from treadle.graph.weights import WeightExpr
 from treadle.kernels.backend import open_backend
+from treadle.kernels.backend.protocol import Backend
+from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import Pass
 from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import Watch, run_passes
@@ -54,10 +56,15 @@ def target(resolved: Resolved, max_tokens: int | None = None) -> Target:
     )
 
 
-def passes(resolved: Resolved, on_phase: OnPhase | None = None, max_tokens: int | None = None) -> tuple[Pass, ...]:
+def passes(
+    resolved: Resolved,
+    on_phase: OnPhase | None = None,
+    max_tokens: int | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> tuple[Pass, ...]:
     """Return the pipeline of a deployment; bodies compiled are reported as the phase ``compile``."""
     progress: Callable[[int, int], None] | None = None if on_phase is None else partial(on_phase, "compile")
-    return pipeline(resolved.deployment.passes, target(resolved, max_tokens), progress)
+    return pipeline(resolved.deployment.passes, target(resolved, max_tokens), progress, stopwatch)
 
 
 def lower(
@@ -65,19 +72,26 @@ def lower(
     on_phase: OnPhase | None = None,
     watchers: Sequence[Watch] = (),
     max_tokens: int | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> Graph:
     """Return the LOWERED graph of a deployment, for steps of at most ``max_tokens``."""
-    return run_passes(passes(resolved, on_phase, max_tokens), model_graph(resolved), watchers)
+    return run_passes(passes(resolved, on_phase, max_tokens, stopwatch), model_graph(resolved), watchers)
 
 
-def program(resolved: Resolved, on_phase: OnPhase | None = None, *, captures: bool) -> Program:
+def program(resolved: Resolved, backend: Backend, on_phase: OnPhase | None = None) -> Program:
     """Return how a deployment runs; where steps are captured, small ones have a lowering of their own."""
-    wide = Lowering(graph=lower(resolved, on_phase))
-    if not captures or not capturable(wide.graph):
+    config = resolved.deployment.passes
+    stopwatch = None
+    if backend.captures and config.measure:
+        assert config.compile_cache is not None
+        stopwatch = Stopwatch(backend, Path(config.compile_cache) / "timings.json")
+    wide = Lowering(graph=lower(resolved, on_phase, stopwatch=stopwatch))
+    if not backend.captures or not capturable(wide.graph):
         return Program(lowerings=(wide,))
-    small = Lowering(graph=lower(resolved, on_phase, max_tokens=SKINNY_TOKENS), max_tokens=SKINNY_TOKENS)
+    graph = lower(resolved, on_phase, max_tokens=SKINNY_TOKENS, stopwatch=stopwatch)
+    small = Lowering(graph=graph, max_tokens=SKINNY_TOKENS)
     buckets = assign_buckets(resolved.plan.max_num_seqs, resolved.plan.max_step_tokens)
-    return Program(lowerings=(small, wide) if capturable(small.graph) else (wide,), buckets=buckets)
+    return Program(lowerings=(small, wide) if capturable(graph) else (wide,), buckets=buckets)
 
 
 def capturable(graph: Graph) -> bool:
@@ -99,7 +113,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     deployment = resolved.deployment
     on_phase("graph")
     backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
-    made = program(resolved, on_phase, captures=backend.captures)
+    made = program(resolved, backend, on_phase)
     loaded = weights(resolved, made.weights, on_phase)
     on_phase("state")
     # What loading and compiling left behind goes back before the arena takes its part.

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from treadle.graph.machine import cpu_name
 from treadle.kernels.backend.protocol import MemoryFacts, Replay
 
 T = TypeVar("T")
@@ -118,6 +119,7 @@ class CpuBackend:
         if threads < 1:
             raise ValueError(f"threads={threads}: a CPU backend computes with at least 1")
         self.threads = threads
+        self.version = f"{cpu_name()}, {threads} threads, torch {torch.__version__}"
         torch.set_num_threads(threads)
 
     def allocate(self, num_bytes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import statistics
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -93,6 +94,7 @@ class CudaBackend:
             why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
             raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        self.version = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {_triton_version()}"
         self._pool = torch.cuda.graph_pool_handle()
 
     def allocate(self, num_bytes: int) -> Tensor:
@@ -166,3 +168,10 @@ def _event() -> torch.cuda.Event:
 
 def _stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -74,6 +74,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def version(self) -> str:
+        """What timings hold for: the device's name, and the software that runs on it."""
+        ...
+
+    @property
     def captures(self) -> bool:
         """Whether ``capture`` works here, and so whether padding steps to buckets pays."""
         ...

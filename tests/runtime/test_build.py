@@ -13,6 +13,7 @@ from oracle_engine import check, engine_of, greedy, resolved
 from torch import Tensor
 
 from treadle.graph.program import StepInputs
+from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.build import program
 from treadle.runtime.engine import Engine
 
@@ -47,21 +48,24 @@ def test_fused_kernels_equal_the_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied", "gemma3"])
-def test_captured_steps_of_two_lowerings_equal_the_oracle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_of_two_lowerings_equal_the_oracle(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """All that a GPU does, its kernels and its captures replaced by the CPU's."""
     backend = CapturingBackend()
     monkeypatch.setattr("treadle.runtime.build.open_backend", lambda device, threads: backend)
     # Steps of more than 16 tokens are larger than the largest bucket.
-    check(tiny(name), (*FUSED, "scheduler.max_step_tokens=20"))
+    check(tiny(name), (*FUSED, "scheduler.max_step_tokens=20", f"passes.compile_cache={tmp_path}"))
+    assert (tmp_path / "timings.json").exists()
     assert backend.replayed > 50
 
 
 def test_programs_with_references_are_not_captured() -> None:
-    for overrides, count in ((FUSED, 2), (REFERENCE, 1)):
-        made = program(resolved(tiny("llama"), overrides), captures=True)
+    for overrides, count in (((*FUSED, "passes.measure=false"), 2), (REFERENCE, 1)):
+        made = program(resolved(tiny("llama"), overrides), CapturingBackend())
         assert len(made.lowerings) == count
         assert bool(made.buckets.all) == (count == 2)
-        assert len(program(resolved(tiny("llama"), overrides), captures=False).lowerings) == 1
+        assert len(program(resolved(tiny("llama"), overrides), CpuBackend(threads=1)).lowerings) == 1
 
 
 def test_compiled_bodies_equal_the_oracle(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_cfg_prints_what_was_composed(capsys):
     assert tree.kv.page_tokens == 32
     assert tree.model.name == "smollm2"
     assert main(["--cfg", "job", "--package", "scheduler"]) == 0
-    assert "max_num_seqs: 32" in capsys.readouterr().out
+    assert "max_queue: 256" in capsys.readouterr().out
 
 
 def test_cfg_refuses_what_serve_would(capsys):

@@ -1,0 +1,60 @@
+"""Kernels chosen by a stopwatch: the fastest where there is a choice, never for what changes state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from toy import HIDDEN, VOCAB, Toy
+
+from treadle.conf.schema import PassesConfig
+from treadle.graph import ops
+from treadle.graph.target import Target
+from treadle.kernels.backend.cpu import CpuBackend
+from treadle.kernels.registry import Kernel
+from treadle.kernels.stopwatch import Stopwatch
+from treadle.passes.pipeline import pipeline
+from treadle.passes.runner import run_passes
+
+
+class Recorder(Stopwatch):
+    """Takes the last candidate, which is the reference, and keeps what it was asked."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(CpuBackend(threads=1), file)
+        self.asked: dict[str, dict[str, Any]] = {}
+
+    def fastest(self, kernels: Sequence[Kernel], calls: Mapping[str, Callable[[], dict[str, Any]]]) -> Kernel:
+        self.asked |= {description: make() for description, make in calls.items()}
+        return kernels[-1]
+
+
+def lowered(tmp_path: Path, max_tokens: int | None) -> tuple[Recorder, set[str]]:
+    stopwatch = Recorder(tmp_path / "timings.json")
+    config = PassesConfig(quantize="none", compile=False)
+    passes = pipeline(config, Target(device="cpu", page_tokens=4, max_tokens=max_tokens), stopwatch=stopwatch)
+    graph = run_passes(passes, Toy().graph())
+    return stopwatch, {
+        node.meta["kernel"] for body in graph.bodies.values() for node in body.ops if "kernel" in node.meta
+    }
+
+
+def test_the_stopwatch_decides_where_there_is_a_choice(tmp_path: Path) -> None:
+    stopwatch, kernels = lowered(tmp_path, None)
+    assert "linear.reference" in kernels
+    assert "linear.cpp" not in kernels
+    asked = {description.split()[0] for description in stopwatch.asked}
+    assert asked
+    # What reads or writes the arena has no meaning on random tensors.
+    assert not asked & {*ops.WRITES_STATE, "paged_attention"}
+
+
+def test_calls_are_timed_at_the_sizes_that_a_program_serves(tmp_path: Path) -> None:
+    stopwatch, _ = lowered(tmp_path, 8)
+    head = [made for description, made in stopwatch.asked.items() if f"[{VOCAB}, {HIDDEN}]" in description]
+    assert [made["x"].shape for made in head] == [torch.Size([1, HIDDEN]), torch.Size([8, HIDDEN])]
+    assert head[0]["weight"].shape == (VOCAB, HIDDEN)
+    assert head[0]["bias"] is None
+    assert head[0]["x"].std() > 0
