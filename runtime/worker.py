@@ -6,6 +6,7 @@ again. The process ends with its parent, which holds the other end of standard i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -137,6 +138,8 @@ def serve_engine(endpoints: Endpoints, make: Callable[[Reporter], StepEngine]) -
     receiver = _connect(context, zmq.PULL, endpoints.requests)
     try:
         engine = make(Reporter(sender))
+        # What starting made lives as long as the process: collecting garbage need not look at it between two steps.
+        gc.freeze()
         loop = Loop(engine, receiver, sender)
         sender.send(encode([Ready(at_s=time.monotonic(), stats=engine.stats())]))
         _beat(context, endpoints, loop)
