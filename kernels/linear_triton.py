@@ -23,12 +23,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.graph.buckets import SKINNY_TOKENS
 from treadle.kernels import activation_triton, norm_triton
 from treadle.kernels.activation_triton import SPELLINGS, apply
 from treadle.kernels.add import add
 from treadle.kernels.linear_blocks import Blocks, choose
 from treadle.kernels.norm_triton import normalise, statistics, weighted
-from treadle.kernels.skinny import SKINNY_TOKENS, launch_options
+from treadle.kernels.skinny import launch_options
 
 
 @triton.jit

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from treadle.graph.buckets import SKINNY_TOKENS
 from treadle.kernels.registry import Predicate, dtypes_of
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
-
-SKINNY_TOKENS = 8
-"""Steps of at most so many tokens are bound by reading the weights."""
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What the kernels read and write; they add in float32."""
