@@ -84,8 +84,10 @@ def decode_tiles(shape: Shape) -> DecodeTiles:
     splits = 1
     while splits < MOST_SPLITS and 2 * splits * programs <= 4 * shape.processors:
         splits *= 2
-    if shape.item_bytes == 4 or shape.widest > 128:
-        return DecodeTiles(block=32, warps=4, stages=2, splits=splits, prefetch=False)
+    if shape.item_bytes * shape.widest > 256:
+        # Larger blocks of wide rows spill registers.
+        block = 32 if shape.item_bytes * shape.widest <= 512 else 16
+        return DecodeTiles(block=block, warps=4, stages=2, splits=splits, prefetch=False)
     if programs * splits <= shape.processors:
         return DecodeTiles(block=64, warps=4, stages=2, splits=splits, prefetch=True)
     return DecodeTiles(block=32, warps=2, stages=3, splits=splits, prefetch=False)
@@ -95,7 +97,7 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
     """Return the tiles of the prefill kernel: small ones where large ones would leave processors idle."""
     rows = shape.tokens * shape.group
     if shape.item_bytes == 4:
-        return PrefillTiles(rows=_rows(16 if rows <= 16 else 32, shape), block=32, warps=8, stages=2)
+        return PrefillTiles(rows=_rows(16 if rows <= 16 else 32, shape), block=16, warps=8, stages=2)
     if rows <= 16:
         return PrefillTiles(rows=_rows(16, shape), block=32, warps=2, stages=3, occupancy=4)
     if rows * shape.kv_heads < 128 * shape.processors:
