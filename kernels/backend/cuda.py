@@ -96,6 +96,8 @@ class CudaBackend:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.version = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {_triton_version()}"
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all timings: the library of matrix products keeps a workspace for every stream it has seen.
+        self._timing_stream = _stream()
 
     def allocate(self, num_bytes: int) -> Tensor:
         """Return zeroed bytes, [num_bytes] uint8 at a 4096-byte boundary."""
@@ -108,8 +110,12 @@ class CudaBackend:
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def trim(self) -> None:
-        """Give unused blocks of the allocator back to the driver."""
+        """Give unused blocks of the allocator back to the driver, workspaces of matrix products among them.
+
+        What was captured before may use them, so it must not be replayed.
+        """
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def reserve(self, num_bytes: int) -> None:
@@ -134,7 +140,7 @@ class CudaBackend:
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the median time of ``work`` on the device, from replays of a graph that holds several calls."""
-        stream = _stream()
+        stream = self._timing_stream
         stream.wait_stream(torch.cuda.current_stream())
         graph, times = torch.cuda.CUDAGraph(), list[float]()
         with torch.cuda.stream(stream):
