@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, Deployment
 from treadle.conf.size import parse_bytes
 
@@ -19,6 +20,7 @@ def check(deployment: Deployment) -> Deployment:
     _check_model(deployment)
     _check_pages(deployment)
     _check_passes(deployment)
+    read_recipe(deployment.bench.rows, deployment.bench.rivals)
     return deployment
 
 
