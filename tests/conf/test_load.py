@@ -122,6 +122,8 @@ def test_a_mistake_is_one_line_with_the_nearest_thing_that_works(override, neare
         ("~kv.memory", "set it"),
         ("serve.api_key=a=b,c", "quote"),
         ("nonsense", "group=choice"),
+        ("model.max_len=${foo}", "foo"),
+        ("model.allow_unused=['(']", "regular expression"),
     ],
 )
 def test_a_wrong_value_is_told_what_the_key_takes(override, wanted):
