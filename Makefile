@@ -66,6 +66,7 @@ bench: $(STAMP)  ## measure this machine; another recipe: make bench BENCH="benc
 
 golden: $(STAMP)  ## write anew what tests compare with
 	$(BIN)/python -m treadle.conf.document > docs/configuration.md
+	$(BIN)/python tests/readme_map.py
 
 check: lint types contract test  ## all that a change must pass
 
