@@ -12,7 +12,7 @@ from torch import Tensor
 from treadle.kernels.backend.protocol import Backend
 
 LARGEST_BYTES = 2 << 30
-LARGEST_SIDE = 8192
+SMALLEST_SIDE, LARGEST_SIDE = 1024, 8192
 LONG_ENOUGH_S = 0.02
 """a matrix product that takes this long shows the rate"""
 
@@ -33,7 +33,7 @@ def measure_ceilings(backend: Backend) -> dict[str, float]:
 
 def _product_rate(backend: Backend, dtype: torch.dtype) -> float:
     """Return flop/s of the smallest square product that lasts, random as real activations are."""
-    side = 1024
+    side = SMALLEST_SIDE
     while True:
         left, right = (torch.randn(side, side, device=backend.device).to(dtype) for _ in range(2))
         seconds = _seconds(backend, partial(torch.matmul, left, right))

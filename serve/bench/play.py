@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from treadle.runtime.request import Output, Request, SamplingParams
@@ -31,7 +32,7 @@ class Trace:
     @property
     def itl_s(self) -> list[float]:
         """Seconds between neighbouring tokens."""
-        return [later - before for before, later in zip(self.token_s, self.token_s[1:])]
+        return [later - before for before, later in pairwise(self.token_s)]
 
 
 class Player(Protocol):

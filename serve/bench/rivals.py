@@ -48,8 +48,13 @@ class RivalPlayer:
                     text=True,
                 )
         except OSError as error:
+            self._folder.cleanup()
             raise RivalError(f"{error.strerror}: {error.filename}") from None
-        self.version: str = self._answer()["version"]
+        try:
+            self.version: str = self._answer()["version"]
+        except RivalError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -72,13 +77,15 @@ class RivalPlayer:
 
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
         self._folder.cleanup()
 
     def _answer(self) -> Mapping[str, Any]:

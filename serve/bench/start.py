@@ -26,7 +26,9 @@ def measure_start(resolved: Resolved, row: Start, seed: int) -> dict[str, float]
         folder = Path(name)
         deployment = resolved.deployment
         # Compiled code goes with the folder; the checkpoint stays where it is.
-        model = replace(deployment.model, path=None if resolved.source.path is None else str(resolved.source.path))
+        model = replace(
+            deployment.model, path=None if resolved.source.path is None else str(resolved.source.path.absolute())
+        )
         passes = replace(deployment.passes, compile_cache=str(folder / "compiled"))
         lock = folder / "deployment.yaml"
         lock.write_text(to_lock(replace(deployment, model=model, passes=passes)), encoding="utf-8")

@@ -21,16 +21,18 @@ Rows = Mapping[str, tuple[Row, Mapping[str, Trial]]]
 
 
 class TrialBar:
-    """Trials done, and the row and engine of the next, on standard error."""
+    """Trials done, and the row and engine of the next, on standard error; nothing without a terminal."""
 
     def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=total)
 

@@ -115,7 +115,9 @@ def _open(resolved: Resolved, recipe: Recipe, stack: ExitStack) -> tuple[dict[st
             bars(name)
             batch, context = (max(size) for size in zip(*sizes))
             try:
-                player = stack.enter_context(RivalPlayer(rival, path, threads=threads, batch=batch, context=context))
+                player = stack.enter_context(
+                    RivalPlayer(rival, path.absolute(), threads=threads, batch=batch, context=context)
+                )
             except RivalError as error:
                 versions[name] = f"not run: {error}"
             else:
