@@ -76,5 +76,7 @@ def _title(results: Results) -> str:
 
 def _caption(results: Results) -> str:
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
-    lines = [f"ceilings of the same run: {ceilings}", *(f"{name}: {what}" for name, what in results.rivals.items())]
+    disturbed = sum(row.disturbed for row in results.rows.values())
+    lines = [f"trials disturbed by other processes: {disturbed}"] if disturbed else []
+    lines += [f"ceilings of the same run: {ceilings}", *(f"{name}: {what}" for name, what in results.rivals.items())]
     return "\n".join(lines)

@@ -59,6 +59,8 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
     row: Row
     figures: dict[str, FigureResult]
+    disturbed: int = 0
+    """trials, of all engines, that count although other processes took much of the machine"""
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from treadle.conf.recipe import Figure, Prefill
 from treadle.serve.bench.trials import run_rows
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    monkeypatch.setattr("treadle.serve.bench.trials.Others.share", lambda self: 0.0)
 
 
 class Engine:
@@ -44,3 +51,14 @@ def test_seeds_are_the_same_in_every_run():
         runs.append(log)
     assert runs[0] == runs[1]
     assert runs[0][0][1] == 1394305509
+
+
+@pytest.mark.parametrize(("shares", "plays", "disturbed"), [([0.0], 1, 0), ([0.5, 0.1], 2, 0), ([0.5, 0.5, 0.5], 3, 1)])
+def test_a_trial_that_others_disturb_is_tried_again(monkeypatch, shares, plays, disturbed):
+    left = list(shares)
+    monkeypatch.setattr("treadle.serve.bench.trials.Others.share", lambda self: left.pop(0))
+    log = []
+    found = run_rows({"row": (Prefill(prompt=4), {"treadle": Engine("treadle", log)})}, trials=1, warmup=0)["row"]
+    assert len({seed for _, seed in log}) == len(log) == plays
+    assert found.disturbed == disturbed
+    assert found.figures["ttft_ms"].engines["treadle"].trials == [float(plays)], "the last one counts"
