@@ -61,11 +61,12 @@ format: $(STAMP)  ## put the code into its form
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## measure this machine
-	$(BIN)/python -m treadle.serve.bench $(BENCH)
+bench: $(STAMP)  ## measure this machine; another recipe: make bench BENCH="bench=llama3-8b"
+	$(BIN)/treadle bench bench=cpu --output build/bench $(BENCH)
 
 golden: $(STAMP)  ## write anew what tests compare with
 	$(BIN)/python -m treadle.conf.document > docs/configuration.md
+	$(BIN)/python tests/readme_map.py
 
 check: lint types contract test  ## all that a change must pass
 

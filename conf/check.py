@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
 from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, Deployment
 from treadle.conf.size import parse_bytes
 
@@ -19,6 +21,7 @@ def check(deployment: Deployment) -> Deployment:
     _check_model(deployment)
     _check_pages(deployment)
     _check_passes(deployment)
+    read_recipe(deployment.bench.rows, deployment.bench.rivals)
     return deployment
 
 
@@ -49,6 +52,8 @@ def _check_value(key: str, value: Any, limits: Any) -> None:
 
 def _check_model(deployment: Deployment) -> None:
     model = deployment.model
+    _check_patterns("model.allow_unused", model.allow_unused)
+    _check_patterns("model.allow_missing", model.allow_missing)
     if model.weights == "dummy" and model.path is None and model.package is None and not model.config:
         raise ConfigError(
             "random weights need a shape",
@@ -61,6 +66,14 @@ def _check_model(deployment: Deployment) -> None:
             key="model.path",
             nearest=["model=hf model.path=DIR"] + (["model.weights=dummy"] if model.config else []),
         )
+
+
+def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"not a regular expression: {error}", key=key, value=pattern) from None
 
 
 def _check_pages(deployment: Deployment) -> None:

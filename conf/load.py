@@ -58,13 +58,13 @@ def from_tree(tree: DictConfig, config_dir: str | Path | None = None) -> Deploym
     package = tree.model.package
     if package is not None and all(OmegaConf.is_missing(package, key) for key in package):
         tree.model.package = None
-    missing = sorted(OmegaConf.missing_keys(tree))
-    if missing:
-        raise ConfigError("has no value", key=missing[0], hint=f"add {missing[0]}=... to the command")
     try:
+        missing = sorted(OmegaConf.missing_keys(tree))
+        if missing:
+            raise ConfigError("has no value", key=missing[0], hint=f"add {missing[0]}=... to the command")
         deployment = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], key=getattr(error, "full_key", None)) from error
+        raise ConfigError(str(error).splitlines()[0], key=error.full_key) from error
     assert isinstance(deployment, Deployment)
     return check(deployment)
 

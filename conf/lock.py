@@ -25,9 +25,9 @@ _HEADER = "# A resolved deployment. The same server again: treadle serve --lock 
 
 
 def fingerprint(deployment: Deployment) -> str:
-    """Return ``fp_`` and a hash of everything that can change an answer: all but addresses, keys and cache folders."""
+    """Return ``fp_`` and a hash of what can change an answer: all but addresses, keys, cache folders, benchmarks."""
     tree = to_plain(deployment)
-    del tree["serve"], tree["passes"]["compile_cache"]
+    del tree["serve"], tree["bench"], tree["passes"]["compile_cache"]
     if tree["model"]["content"] is not None:  # then where the checkpoint lies does not matter
         del tree["model"]["path"]
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))

@@ -215,6 +215,22 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What ``treadle bench`` measures: a recipe chooses model and hardware too, so it is the whole configuration."""
+
+    name: str = field(default="", metadata=_about("name of the recipe, for its results"))
+    trials: int = field(default=5, metadata=_about("measurements of each row; the median counts", low=1))
+    warmup: int = field(default=1, metadata=_about("runs of each row before them that do not count", low=0))
+    rivals: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about("engines to measure beside treadle if installed: name -> {engine, dtype, folder}"),
+    )
+    rows: dict[str, Any] = field(
+        default_factory=dict, metadata=_about("rows in order: name -> {workload, its sizes, figures, trials}")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """The whole configuration, one group a field."""
 
@@ -224,6 +240,7 @@ class Deployment:
     passes: PassesConfig = field(default_factory=PassesConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 GROUPS: dict[str, type] = {
@@ -233,6 +250,7 @@ GROUPS: dict[str, type] = {
     "passes": PassesConfig,
     "scheduler": SchedulerConfig,
     "serve": ServeConfig,
+    "bench": BenchConfig,
 }
 """Group name -> its schema; the same names are the folders of this package."""
 

@@ -109,6 +109,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             device=hardware.device,
         ),
     )
+    _refuse_cut(deployment, plan)
     path = None if model.path is None else str(Path(model.path).expanduser().absolute())
     chosen = replace(
         deployment,
@@ -176,6 +177,18 @@ def refuse_elsewhere(resolved: Resolved) -> None:
             f"the plan takes {format_bytes(needed)}, {what} has {format_bytes(have)}",
             key="hardware.memory",
             nearest=["hardware.memory=auto"],
+        )
+
+
+def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:
+    """Raise ConfigError if the arena had to be smaller than was asked for: nobody should find out under load."""
+    asked = plan.arena_bytes if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory)
+    if asked - plan.arena_bytes >= plan.kv.page_bytes:
+        raise ConfigError(
+            f"{format_bytes(plan.arena_bytes)} are left beside weights and workspace",
+            key="kv.memory",
+            value=deployment.kv.memory,
+            nearest=[f"kv.memory={plan.arena_bytes}"],
         )
 
 

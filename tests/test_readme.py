@@ -3,27 +3,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from readme_map import TOP, modules, read_map, update
+
 from treadle.serve.arguments import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-TOP = ("conf", "graph", "kernels", "passes", "runtime", "serve")
-
-
-def mapped() -> list[str]:
-    """Return the modules that the map lists, as paths from the root."""
-    found, folder = [], ""
-    for line in README.partition("## Map")[2].splitlines():
-        if match := re.match(r"(\w+)/ ", line):
-            folder = match[1]
-        elif match := re.match(r"  ([\w/]+\.py) +\S", line):
-            found.append(f"{folder}/{match[1]}")
-    return found
 
 
 def test_the_map_lists_every_module_once():
-    modules = [str(p.relative_to(ROOT)) for top in TOP for p in (ROOT / top).rglob("*.py") if p.name != "__init__.py"]
-    assert sorted(mapped()) == sorted(modules)
+    listed = {top: sorted(name for name in names if name.endswith(".py")) for top, names in read_map(README).items()}
+    assert listed == {top: modules(top) for top in TOP}, "make golden brings it up to date"
+
+
+def test_the_map_is_kept_by_hand_and_completed_from_docstrings():
+    assert update(README) == README
+    line = next(line for line in README.splitlines() if line.startswith("  schema.py "))
+    without = README.replace(line + "\n", "")
+    assert "  schema.py                 Every choice of a deployment, typed and frozen" in update(without)
+    assert "gone.py" not in update(README.replace(line, line + "\n  gone.py                   what was here"))
 
 
 def test_its_command_lines_parse():

@@ -83,5 +83,11 @@ COMMANDS = (
         summary="name the pass and node where the program parts from the reference",
         example="treadle bisect model=smollm2",
     ),
+    Command(
+        name="bench",
+        summary="measure this machine by a recipe, beside baselines and targets",
+        options=(Option(name="output", summary="folder for the results, a JSON file a run", default="."),),
+        example="treadle bench bench=cpu",
+    ),
 )
 """In the order in which help lists them."""

@@ -126,6 +126,8 @@ def test_a_step_must_hold_every_sequence():
         ("~kv.memory", "set it"),
         ("serve.api_key=a=b,c", "quote"),
         ("nonsense", "group=choice"),
+        ("model.max_len=${foo}", "foo"),
+        ("model.allow_unused=['(']", "regular expression"),
     ],
 )
 def test_a_wrong_value_is_told_what_the_key_takes(override, wanted):

@@ -176,6 +176,13 @@ def test_a_length_ten_times_too_large_names_one_that_works(tmp_path, setting):
     assert resolved(folder, setting, f"model.max_len={suggested[1]}").plan.max_len == int(suggested[1]) >= fits
 
 
+def test_an_arena_larger_than_what_is_left_names_what_is(folder):
+    message = refused(folder, "kv.memory=1TiB")
+    suggested = re.search(r"kv\.memory=(\d+)\?", message)
+    assert suggested is not None
+    assert resolved(folder, f"kv.memory={suggested[1]}").plan.arena_bytes == int(suggested[1])
+
+
 def test_more_sequences_than_pages_names_a_number_that_works(folder):
     message = refused(folder, "kv.memory=64KiB", "model.max_len=16", "scheduler.max_num_seqs=500")
     suggested = re.search(r"scheduler\.max_num_seqs=(\d+)\?", message)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -93,6 +96,17 @@ def test_the_shell_completes_commands_groups_keys_and_options(monkeypatch, capsy
     assert main(["-sc", "query=bash"]) == 0
     words = capsys.readouterr().out.split()
     assert set(offers) <= {word.rstrip("=") if word.rstrip("=") in offers else word for word in words}
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -P -m treadle.serve --hydra-help | true",
+        shell=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == b""
 
 
 def test_the_command_is_left_out_of_what_hydra_completes():

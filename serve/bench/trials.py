@@ -1,0 +1,101 @@
+"""The trials of all rows: engines take turns within a row, since machines get faster and slower while they run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from treadle.conf.recipe import Row
+from treadle.serve.bench.others import Others
+from treadle.serve.bench.results import FigureResult, RowResult
+
+DISTURBED = 0.1
+"""share of the machine above which what others take spoils a trial"""
+
+REPEATS = 2
+"""times that a spoilt trial is tried again before it counts all the same"""
+
+Trial = Callable[[int], dict[str, float]]
+"""Takes a seed and returns the figures of one trial."""
+
+Rows = Mapping[str, tuple[Row, Mapping[str, Trial]]]
+"""Rows by name, each with the engines that take part in it."""
+
+
+class TrialBar:
+    """Trials done, and the row and engine of the next, on standard error; nothing without a terminal."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, text: str) -> None:
+        """Say what runs now."""
+        self._progress.update(self._task, description=text)
+
+    def advance(self) -> None:
+        """Count a trial."""
+        self._progress.advance(self._task)
+
+
+def run_rows(rows: Rows, *, trials: int, warmup: int) -> dict[str, RowResult]:
+    """Return the results of rows by name.
+
+    ``trials`` is for rows that say nothing of their own; ``warmup`` trials before them do not count. All engines of a
+    row get the same seeds.
+    """
+    with TrialBar(sum((warmup + (row.trials or trials)) * len(engines) for row, engines in rows.values())) as bar:
+        return {
+            name: _run_row(name, row, engines, range(-warmup, row.trials or trials), bar)
+            for name, (row, engines) in rows.items()
+        }
+
+
+def _run_row(name: str, row: Row, engines: Mapping[str, Trial], indices: Sequence[int], bar: TrialBar) -> RowResult:
+    found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
+    disturbed = 0
+    for index in indices:
+        for engine, trial in engines.items():
+            bar.show(f"{name} {engine}")
+            figures, clean = _run_trial(
+                trial, zlib.crc32(f"{name} {index}".encode()), repeats=REPEATS if index >= 0 else 0
+            )
+            if index >= 0:
+                found[engine].append(figures)
+                disturbed += not clean
+            bar.advance()
+    figures_of_row = {figure: FigureResult.of(figure, goals, found) for figure, goals in row.shown.items()}
+    return RowResult(row=row, figures=figures_of_row, disturbed=disturbed)
+
+
+def _run_trial(trial: Trial, seed: int, repeats: int) -> tuple[dict[str, float], bool]:
+    """Return the figures of a trial and whether it had the machine for itself, trying again while it had not."""
+    others = Others()
+    for attempt in range(repeats + 1):
+        figures = trial(seed + attempt)
+        if clean := others.share() <= DISTURBED:
+            break
+    return figures, clean
