@@ -28,7 +28,48 @@ class Blocks:
 LONGEST_HELD = 8192
 """columns of weights that a program can hold"""
 
-MEASURED: dict[tuple[Op, int, int, int], Blocks] = {}
+MEASURED: dict[tuple[Op, int, int, int], Blocks] = {
+    ("linear", 12, 10, 1): Blocks("held", 4, 1024, 2),
+    ("linear", 12, 10, 2): Blocks("held", 4, 1024, 2),
+    ("linear", 12, 10, 4): Blocks("dot", 32, 256, 4, 4),
+    ("linear", 12, 10, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear", 12, 12, 1): Blocks("looped", 2, 1024),
+    ("linear", 12, 12, 2): Blocks("held", 2, 4096),
+    ("linear", 12, 12, 4): Blocks("dot", 32, 256, 4, 4),
+    ("linear", 12, 12, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear", 16, 12, 1): Blocks("held", 1, 4096, 8),
+    ("linear", 16, 12, 2): Blocks("held", 2, 4096),
+    ("linear", 16, 12, 4): Blocks("dot", 32, 128, 4, 5),
+    ("linear", 16, 12, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear", 17, 10, 1): Blocks("held", 4, 1024, 2),
+    ("linear", 17, 10, 2): Blocks("held", 4, 1024, 2),
+    ("linear", 17, 10, 4): Blocks("dot", 64, 64, 4, 6),
+    ("linear", 17, 10, 8): Blocks("dot", 64, 64, 4, 6),
+    ("linear_add", 10, 11, 1): Blocks("held", 8, 2048, 8),
+    ("linear_add", 10, 11, 2): Blocks("held", 4, 2048),
+    ("linear_add", 10, 11, 4): Blocks("looped", 2, 1024, 8),
+    ("linear_add", 10, 11, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 10, 12, 1): Blocks("looped", 1, 2048, 8),
+    ("linear_add", 10, 12, 2): Blocks("held", 2, 4096),
+    ("linear_add", 10, 12, 4): Blocks("looped", 2, 1024, 8),
+    ("linear_add", 10, 12, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 12, 1): Blocks("looped", 4, 1024),
+    ("linear_add", 12, 12, 2): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 12, 4): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 12, 8): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 14, 1): Blocks("looped", 4, 1024),
+    ("linear_add", 12, 14, 2): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 14, 4): Blocks("dot", 32, 256, 4, 4),
+    ("linear_add", 12, 14, 8): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 11, 10, 1): Blocks("held", 4, 1024),
+    ("norm_gated_linear", 11, 10, 2): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 11, 10, 4): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 11, 10, 8): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 13, 12, 1): Blocks("held", 2, 4096, 8),
+    ("norm_gated_linear", 13, 12, 2): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 13, 12, 4): Blocks("dot", 32, 256, 4, 4),
+    ("norm_gated_linear", 13, 12, 8): Blocks("dot", 64, 128, 4, 4),
+}
 """By op and class of shape. One H200, bfloat16, early launch, weights that no cache holds."""
 
 

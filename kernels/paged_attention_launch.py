@@ -20,7 +20,7 @@ ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 
 FEW_TOKENS = 8
 """Up to here every query is taken alone, whoever owns it: a chunk this short leaves a tile of queries almost empty."""
-MOST_SPLITS = 16
+MOST_SPLITS = 32
 PERSISTENT_TOKENS = 1024
 """Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at tiles, since most
 tiles may turn out empty. Beyond, the device deals tiles out as programs end, which balances them better."""
@@ -82,14 +82,17 @@ def decode_tiles(shape: Shape) -> DecodeTiles:
     """Return the tiles of the decode kernel; splits fill the device without knowing any length."""
     programs = min(shape.tokens, shape.sequences) * shape.kv_heads
     splits = 1
-    while splits < MOST_SPLITS and 2 * splits * programs <= 4 * shape.processors:
+    while splits < MOST_SPLITS and 2 * splits * programs <= 2 * shape.processors:
         splits *= 2
     if shape.item_bytes * shape.widest > 256:
         # Larger blocks of wide rows spill registers.
         block = 32 if shape.item_bytes * shape.widest <= 512 else 16
         return DecodeTiles(block=block, warps=4, stages=2, splits=splits, prefetch=False)
-    if programs * splits <= shape.processors:
-        return DecodeTiles(block=64, warps=4, stages=2, splits=splits, prefetch=True)
+    # Measured on one H200, bfloat16, heads of 128: few sequences want short blocks early, many want long ones.
+    if programs <= 16:
+        return DecodeTiles(block=32, warps=4, stages=2, splits=splits, prefetch=True)
+    if programs >= 3 * shape.processors:
+        return DecodeTiles(block=64, warps=4, stages=2, splits=splits, prefetch=False)
     return DecodeTiles(block=32, warps=2, stages=3, splits=splits, prefetch=False)
 
 
@@ -101,10 +104,12 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
     if rows <= 16:
         return PrefillTiles(rows=_rows(16, shape), block=32, warps=2, stages=3, occupancy=4)
     if rows * shape.kv_heads < 128 * shape.processors:
-        return PrefillTiles(rows=_rows(64, shape), block=64, warps=4, stages=2 if shape.widest > 128 else 3)
+        if shape.widest > 128:
+            return PrefillTiles(rows=_rows(64, shape), block=64, warps=4, stages=2)
+        return PrefillTiles(rows=_rows(64, shape), block=64, warps=4, stages=3, occupancy=2)
     if shape.widest > 128:
         return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=2)
-    return PrefillTiles(rows=_rows(128, shape), block=128, warps=8, stages=2)
+    return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=3)
 
 
 def _rows(rows: int, shape: Shape) -> int:
