@@ -1,4 +1,8 @@
 import ctypes
+import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,59 @@ def test_a_library_changes_with_a_header_beside_it(source: Path):
 def test_nothing_half_built_is_left(source: Path):
     built = native.build(source)
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+@pytest.mark.parametrize("keep", [0, 1000])
+def test_a_library_cut_short_is_built_again(source: Path, keep: int):
+    """It would kill the process with SIGBUS as soon as it is mapped."""
+    built = native.build(source)
+    os.truncate(built, keep)
+    again = native.build(source)
+    assert answer(again) == 42
+    assert list(again.parent.iterdir()) == [again]
+
+
+def test_a_library_that_does_not_load_is_built_again_once(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Whole, but made where a library was there that is missing here."""
+    ill = source.with_name("ill.cpp")
+    ill.write_text('extern "C" void nowhere(); extern "C" void* answer() { return (void*)nowhere; }\n')
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-Wl,-z,now"))
+    stranger, mine = native.build(ill), native.build(source)
+    content = stranger.read_bytes()
+    mine.unlink()
+    bad = mine.with_name(f"answer-{hashlib.sha256(content).hexdigest()[:32]}.so")
+    bad.write_bytes(content)
+    assert native.build(source) == bad, "nothing but loading shows it"
+    value = ctypes.c_int64(0)
+    native.open_library(source).answer(ctypes.byref(value))
+    assert value.value == 42
+    assert not bad.exists()
+    with pytest.raises(KernelBuildError, match="cannot load"):
+        native.open_library(ill)
+    assert caplog.text.count("built again") == 2
+
+
+def test_what_is_built_needs_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CXX", raising=False)
+    built = native.build(source)
+    monkeypatch.setenv("PATH", str(source.parent))
+    assert native.build(source) == built
+
+
+def test_a_compiler_that_is_named_has_libraries_of_its_own(source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CXX", raising=False)
+    built = native.build(source)
+    monkeypatch.setenv("CXX", native.compiler())
+    assert native.build(source).parent != built.parent
+
+
+def test_first_starts_at_once_all_work(source: Path):
+    code = f"from pathlib import Path; from treadle.kernels import native; native.open_library(Path({str(source)!r}))"
+    starts = [subprocess.Popen([sys.executable, "-P", "-c", code]) for _ in range(2)]
+    assert [start.wait(timeout=120) for start in starts] == [0, 0]
+    assert answer(native.build(source)) == 42
 
 
 def test_a_compiler_that_fails_is_quoted(source: Path):
