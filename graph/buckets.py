@@ -10,11 +10,13 @@ from treadle.graph.packet import StepShape
 SKINNY_TOKENS = 8
 """Steps of at most as many tokens have a lowering of their own, with kernels that are bound by reading the weights."""
 
-MAX_CAPTURED_TOKENS = 512
-"""Above, the work on the device hides what launching it costs the host."""
+MAX_CAPTURED_TOKENS = 2048
+"""Above, the work on the device hides what launching it costs the host, for all but the smallest models."""
 
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, *range(48, 256, 16))
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512)
+PREFILL_TOKENS = (640, 768, 896, 1024, 1280, 1536, 1792, MAX_CAPTURED_TOKENS)
+"""Steps that are mostly chunks of prompts; closer together, since every padded token is computed."""
 
 
 class Buckets:
@@ -46,8 +48,9 @@ def assign_buckets(max_num_seqs: int, max_step_tokens: int) -> Buckets:
     """Return the buckets of a deployment: any number of decodes fits one, and so do most small mixed steps."""
     sizes = {size for size in (*DECODE_SIZES, *range(256, max_num_seqs, 64)) if size < max_num_seqs} | {max_num_seqs}
     mixed = set[StepShape]()
-    for tokens in (size for size in MIXED_TOKENS if size <= max_step_tokens):
-        for seqs in (4, max(4, tokens // 8), tokens // 2):
+    for tokens in (size for size in (*MIXED_TOKENS, *PREFILL_TOKENS) if size <= max_step_tokens):
+        counts = (4, tokens // 2) if tokens in PREFILL_TOKENS else (4, max(4, tokens // 8), tokens // 2)
+        for seqs in counts:
             capped = min(seqs, max_num_seqs)
             mixed.add(StepShape(tokens, capped, capped))
     return Buckets([StepShape(size, size, size) for size in sizes], list(mixed))

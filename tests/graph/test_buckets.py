@@ -1,7 +1,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
+from treadle.graph.buckets import (
+    MAX_CAPTURED_TOKENS,
+    MIXED_TOKENS,
+    PREFILL_TOKENS,
+    Buckets,
+    assign_buckets,
+    largest_shape,
+)
 from treadle.graph.packet import StepShape
 
 
@@ -15,7 +22,7 @@ def test_any_number_of_decodes_fits_a_bucket_not_twice_as_large(max_num_seqs: in
     assert num_seqs <= found.num_seqs <= min(max_num_seqs, max(2 * num_seqs - 1, 1))
 
 
-@given(tokens=st.integers(2, 600), seqs=st.integers(1, 300), max_num_seqs=st.integers(1, 256))
+@given(tokens=st.integers(2, 2400), seqs=st.integers(1, 300), max_num_seqs=st.integers(1, 256))
 def test_a_mixed_step_gets_a_bucket_with_room_for_it(tokens: int, seqs: int, max_num_seqs: int) -> None:
     buckets = assign_buckets(max_num_seqs, 8192)
     exact = StepShape(tokens, min(seqs, tokens, max_num_seqs), 1)
@@ -33,8 +40,8 @@ def test_a_mixed_step_gets_a_bucket_with_room_for_it(tokens: int, seqs: int, max
 def test_a_gpus_buckets() -> None:
     buckets = assign_buckets(256, 8192)
     assert [shape.num_seqs for shape in buckets.decode] == [1, 2, 4, 8, 16, 24, 32, *range(48, 257, 16)]
-    assert {shape.num_tokens for shape in buckets.mixed} == {16, 32, 64, 128, 192, 256, 384, 512}
-    assert buckets.all[0] == (512, 256, 256)
+    assert {shape.num_tokens for shape in buckets.mixed} == {*MIXED_TOKENS, *PREFILL_TOKENS}
+    assert buckets.all[0] == (2048, 256, 256)
     assert list(buckets.all) == sorted(buckets.all, reverse=True)
     assert largest_shape(StepShape(8192, 256, 256), buckets) == (8192, 256, 256)
     assert largest_shape(StepShape(8, 2, 2), Buckets()) == (8, 2, 2)
