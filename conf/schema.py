@@ -196,6 +196,15 @@ class SchedulerConfig:
             high=1 << 20,
         ),
     )
+    chunk_tokens: int | None = field(
+        default=None,
+        metadata=_about(
+            "tokens of prompts in a step while at least as many sequences decode as have prompts to compute: bounds the"
+            " time between their tokens; null: 128 on a CPU, 512 on a GPU",
+            low=1,
+            high=1 << 20,
+        ),
+    )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
     overlap: bool = field(default=True, metadata=_about("schedule the next step while the device runs this one"))
 

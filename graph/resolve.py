@@ -33,8 +33,8 @@ BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 GPU_SHARE = 0.95
 """of a GPU's memory, for what a deployment takes: the driver and the libraries hold some that no plan knows of"""
 
-STEP_SIZES = {"cpu": (32, 512), "cuda": (256, 8192)}
-"""sequences that run together and tokens of a step, by device"""
+STEP_SIZES = {"cpu": (32, 512, 128), "cuda": (256, 8192, 512)}
+"""sequences that run together, tokens of a step, and of its prompts while others decode, by device"""
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -147,14 +147,20 @@ def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
 
 def resolve_scheduler(scheduler: SchedulerConfig, device: str) -> SchedulerConfig:
     """Return the scheduler with the sizes that serve ``device`` well where none are given."""
-    seqs, tokens = STEP_SIZES[device]
+    seqs, tokens, chunk = STEP_SIZES[device]
     if scheduler.max_num_seqs is not None:
         seqs = scheduler.max_num_seqs
     elif scheduler.max_step_tokens is not None:
         seqs = min(seqs, scheduler.max_step_tokens)
     if scheduler.max_step_tokens is not None:
         tokens = scheduler.max_step_tokens
-    return replace(scheduler, max_num_seqs=seqs, max_step_tokens=max(tokens, seqs))
+    tokens = max(tokens, seqs)
+    return replace(
+        scheduler,
+        max_num_seqs=seqs,
+        max_step_tokens=tokens,
+        chunk_tokens=min(scheduler.chunk_tokens or chunk, tokens),
+    )
 
 
 def refuse_elsewhere(resolved: Resolved) -> None:

@@ -123,6 +123,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_len=resolved.plan.max_len,
         max_num_seqs=resolved.plan.max_num_seqs,
         max_step_tokens=resolved.plan.max_step_tokens,
+        chunk_tokens=deployment.scheduler.chunk_tokens or resolved.plan.max_step_tokens,
         # Over HTTP the text side bounds the queue; it may see a slot as free before the step loop does.
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=deployment.scheduler.overlap,

@@ -33,6 +33,8 @@ class EngineSettings:
     """tokens of a sequence, prompt and answer together"""
     max_num_seqs: int = 32
     max_step_tokens: int = 512
+    chunk_tokens: int = 512
+    """tokens of prompts in a step while at least as many sequences decode as have prompts to compute"""
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
@@ -76,6 +78,7 @@ class Engine:
             page_tokens=kv.page_tokens,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
+            chunk_tokens=settings.chunk_tokens,
             prefix_cache=settings.prefix_cache,
         )
         self._stepper = Stepper(

@@ -66,7 +66,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, allocator: PageAllocator, *, page_tokens: int, max_num_seqs: int, max_step_tokens: int, prefix_cache: bool
+        self,
+        allocator: PageAllocator,
+        *,
+        page_tokens: int,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        chunk_tokens: int,
+        prefix_cache: bool,
     ) -> None:
         assert max_num_seqs <= max_step_tokens, "a step must be able to advance every running sequence"
         self.allocator = allocator
@@ -79,6 +86,7 @@ class Scheduler:
         self.hit_tokens = 0
         self._page_tokens = page_tokens
         self._max_step_tokens = max_step_tokens
+        self._chunk_tokens = chunk_tokens
         self._prefix_cache = prefix_cache
         self._max_num_seqs = max_num_seqs
         self._slots = list(reversed(range(max_num_seqs)))
@@ -104,7 +112,7 @@ class Scheduler:
         plan = Plan()
         self._lacking = 0
         self._plan_decodes(plan)
-        budget = self._max_step_tokens - len(plan.decodes)
+        budget = self._prompt_budget(len(plan.decodes))
         for sequence in self.running:
             if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and budget > 0:
                 budget -= self._plan_chunk(plan, sequence, budget)
@@ -153,6 +161,16 @@ class Scheduler:
             for owner, count in self.allocator.reclaim(self.tree.pages()).items():
                 leaked[owner] = leaked.get(owner, 0) + count
         return leaked
+
+    def _prompt_budget(self, num_decodes: int) -> int:
+        """Return how many tokens of prompts a step may compute beside its decodes.
+
+        Where most wait for a first token, large steps serve them best. Where most are being answered, the time between
+        their tokens counts: an arriving prompt is cut so small that a step with a part of it takes little longer.
+        """
+        room = self._max_step_tokens - num_decodes
+        num_prompts = len(self.waiting) + sum(sequence.prefilling for sequence in self.running)
+        return min(room, self._chunk_tokens) if num_decodes >= num_prompts else room
 
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.

@@ -13,13 +13,14 @@ PAGE = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=PAGE)
 
 
-def make(num_pages: int, *, max_num_seqs: int = 4, max_step_tokens: int = 16) -> Scheduler:
+def make(num_pages: int, *, max_num_seqs: int = 4, max_step_tokens: int = 16, chunk_tokens: int = 16) -> Scheduler:
     allocator = PageAllocator(Slab(offset=KV.page_units, num_units=num_pages * KV.page_units), KV)
     return Scheduler(
         allocator,
         page_tokens=PAGE,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
+        chunk_tokens=chunk_tokens,
         prefix_cache=True,
     )
 
@@ -47,6 +48,32 @@ def collect(scheduler: Scheduler, made: Plan) -> None:
 
 def shape(made: Plan) -> list[tuple[str, int]]:
     return [(each.id, 1) for each in made.decodes] + [(chunk.sequence.id, chunk.count) for chunk in made.chunks]
+
+
+def test_a_prompt_that_arrives_beside_answers_is_cut_small() -> None:
+    scheduler = make(64, max_step_tokens=16, chunk_tokens=3)
+    queue(scheduler, "a", [0] * 14)
+    first = plan(scheduler)
+    assert shape(first) == [("a", 14)]
+    collect(scheduler, first)
+    queue(scheduler, "b", [1] * 8)
+    for expected in ([("a", 1), ("b", 3)], [("a", 1), ("b", 3)], [("a", 1), ("b", 2)]):
+        made = plan(scheduler)
+        assert shape(made) == expected
+        collect(scheduler, made)
+
+
+def test_prompts_that_outnumber_answers_get_whole_steps() -> None:
+    scheduler = make(64, max_step_tokens=16, chunk_tokens=3)
+    queue(scheduler, "a", [0] * 2)
+    collect(scheduler, plan(scheduler))
+    queue(scheduler, "b", [1] * 9)
+    queue(scheduler, "c", [2] * 9)
+    made = plan(scheduler)
+    assert shape(made) == [("a", 1), ("b", 9), ("c", 6)]
+    collect(scheduler, made)
+    # Now as many decode as wait: two answers, one prompt.
+    assert shape(plan(scheduler)) == [("a", 1), ("b", 1), ("c", 3)]
 
 
 def test_prompts_are_cut_to_what_decodes_leave_of_a_step() -> None:
