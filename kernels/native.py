@@ -50,6 +50,12 @@ def compiler() -> str:
     raise KernelBuildError(f"no C++ compiler ({', '.join(wanted)}) on PATH; install g++ or clang++, or set CXX")
 
 
+@functools.cache
+def compiler_version(tool: str) -> str:
+    """Return the first line of ``tool --version``."""
+    return subprocess.run([tool, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+
+
 def cache_folder() -> Path:
     """Return where built libraries are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

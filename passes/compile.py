@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import SymInt, Tensor
@@ -22,14 +18,19 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from treadle.conf.errors import ConfigError
 from treadle.graph.ir import Body, Graph, Level
 from treadle.graph.target import Target
+from treadle.kernels import native
+from treadle.passes.artifact import load_or_compile
 from treadle.passes.base import Pass
 
-if TYPE_CHECKING:
-    from torch._inductor.standalone_compile import CompiledArtifact
-
 Compiled = Callable[..., Sequence[torch.Tensor]]
+OFF = "passes.compile=false"
+
+
+class CompileError(ConfigError):
+    """A body that cannot be compiled here: which, why, and that it runs uncompiled too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,7 @@ class Compile(Pass):
         return graph.replace_bodies(bodies, graph.calls)
 
     def _compile(self, body: Body, graph: Graph) -> Compiled:
-        # half a second, and only this pass needs it
-        import torch._inductor
-        from torch._inductor.standalone_compile import CompiledArtifact
+        import torch._inductor  # half a second, and only this pass needs it
 
         with graph.shapes.mode:
             values = [node.meta["val"] for node in body.placeholders]
@@ -65,14 +64,27 @@ class Compile(Pass):
                 torch.empty(value.shape, dtype=value.dtype, device=self.target.device) for value in values
             ]
             traced = make_fx(GraphModule(torch.nn.Module(), body.graph), tracing_mode="real")(*inputs)
-        path = Path(self.cache) / self._key(traced, [graph.shapes.describe(value) for value in values])
-        if not path.exists():
-            with torch._inductor.config.patch(compile_threads=1):
-                artifact = torch._inductor.standalone_compile(traced, inputs, dynamic_shapes="from_graph")
-            _keep(artifact, path)
-        return CompiledArtifact.load(path=str(path), format="unpacked")
+        compiler = self._compiler()
+        types = [graph.shapes.describe(value) for value in values]
+        options = {"cpp.cxx": (compiler,)} if compiler else {}
+        try:
+            with torch._inductor.config.patch(options):
+                return load_or_compile(Path(self.cache) / self._key(traced, types, compiler), traced, inputs)
+        except Exception as error:
+            raise CompileError(
+                f"{body.name} cannot be compiled: {_reason(error)}", key="passes.compile", nearest=[OFF]
+            ) from error
 
-    def _key(self, traced: GraphModule, types: list[str]) -> str:
+    def _compiler(self) -> str | None:
+        """Return the C++ compiler, which inductor asks for even to load what is compiled; None where it needs none."""
+        if self.target.device != "cpu":
+            return None
+        try:
+            return native.compiler()
+        except native.KernelBuildError as error:
+            raise CompileError(str(error), key="passes.compile", nearest=[OFF]) from error
+
+    def _key(self, traced: GraphModule, types: list[str], compiler: str | None) -> str:
         facts = (
             traced.code,
             types,
@@ -80,8 +92,19 @@ class Compile(Pass):
             sorted(self.target.features),
             torch.__version__,
             torch.get_num_threads(),
+            compiler and (compiler, native.compiler_version(compiler)),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _reason(error: BaseException) -> str:
+    """Return one line of what inductor says at length: the first that names a compiler's error, else the last."""
+    inner = getattr(error, "inner_exception", error)
+    if isinstance(inner, OSError):
+        return str(inner)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    found = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
+    return f"{type(inner).__name__}: {found[:300]}" if found else type(inner).__name__
 
 
 def _can_fuse(body: Body) -> bool:
@@ -97,14 +120,3 @@ def _is_plain(target: object) -> bool:
     if not isinstance(target, OpOverload):
         return target is not operator.getitem
     return target.namespace == "aten" and all(each.alias_info is None for each in target._schema.arguments)
-
-
-def _keep(artifact: CompiledArtifact, path: Path) -> None:
-    """Save under ``path`` in one step, so that no other process sees half an artifact; the first one wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = tempfile.mkdtemp(dir=path.parent, prefix=".new-")
-    artifact.save(path=scratch, format="unpacked")
-    try:
-        os.rename(scratch, path)
-    except OSError:
-        shutil.rmtree(scratch)

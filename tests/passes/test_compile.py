@@ -12,7 +12,7 @@ from treadle.conf.schema import PassesConfig
 from treadle.graph.ir import Graph
 from treadle.graph.program import Executable, StepInputs
 from treadle.graph.target import Target
-from treadle.passes.compile import Compile
+from treadle.passes.compile import Compile, CompileError
 from treadle.passes.pipeline import pipeline
 from treadle.passes.prove import row_error
 from treadle.passes.runner import run_passes
@@ -106,6 +106,42 @@ def test_inputs_stand_on_the_device_that_the_body_is_compiled_for(
         raise StopIteration
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", look)
-    with pytest.raises(StopIteration):
+    with pytest.raises(CompileError):
         Compile(target=replace(TARGET, device="cuda"), cache=str(tmp_path))(graphs[0])
     assert devices == {"cuda"}
+
+
+def test_no_compiler_is_one_line_that_says_what_to_do(
+    graphs: tuple[Graph, Graph], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor asks for it even where everything is compiled already."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(
+        CompileError, match=r"^passes\.compile: no C\+\+ compiler .*install g\+\+.*passes\.compile=false"
+    ) as caught:
+        Compile(target=TARGET, cache=str(cache))(graphs[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compiler_that_fails_is_one_line_that_names_body_and_reason(
+    graphs: tuple[Graph, Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text(
+        '#!/bin/sh\ntest "$1" = --version || { echo "x.cpp: error: it is broken"; exit 1; }\necho g++ 13\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(
+        CompileError, match=r"embed cannot be compiled: .*it is broken; .*passes\.compile=false"
+    ) as caught:
+        Compile(target=TARGET, cache=str(tmp_path / "cache"))(graphs[0])
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(graphs: tuple[Graph, Graph], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CompileError, match=r"Not a directory.*file.*passes\.compile=false"):
+        Compile(target=TARGET, cache=str(tmp_path / "file" / "cache"))(graphs[0])
