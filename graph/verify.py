@@ -14,10 +14,11 @@ VIEWS = frozenset(
         torch.ops.aten.view.default,
         torch.ops.aten.split_with_sizes.default,
         torch.ops.aten.index_select.default,
+        torch.ops.aten._to_copy.default,
         operator.getitem,
     }
 )
-"""Calls that move or choose but do not compute; they stand at every level as they are."""
+"""Calls that move, choose or convert but do not compute; they stand at every level as they are."""
 
 LEVEL_OPS = {
     Level.MODEL: frozenset(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from torch.fx import Node
 
 from treadle.graph.footprint import INT8_GROUP
 from treadle.graph.ir import Call, Graph, Level
@@ -62,8 +63,18 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
             continue
         weight, scale = _pair(editor, call, name, group)
         with editor.before(node):
-            new = editor.op("linear_int8", a["x"], weight, scale, a["bias"], group, label=node.name)
+            x, bias = a["x"], a["bias"]
+            if "logits" in editor.body.outputs:
+                x, bias = _widened(editor, x), _widened(editor, bias)
+            new = editor.op("linear_int8", x, weight, scale, bias, group, label=node.name)
         editor.swap(node, new)
+
+
+def _widened(editor: BodyEditor, value: Node | None) -> Node | None:
+    """Return ``value`` in float32, in which the product then is: rounded to 16 bits, logits tie too often."""
+    if value is None or value.meta["val"].dtype == torch.float32:
+        return value
+    return editor.call(torch.ops.aten._to_copy.default, value, dtype=torch.float32, label=f"{value.name}_wide")
 
 
 def _edit_embed(editor: BodyEditor, call: Call, group: int, linear: set[WeightExpr]) -> None:

@@ -14,6 +14,14 @@ def test_linear_layers_take_int8_weights_and_scales() -> None:
     assert not any("op.linear(" in line for body in after.bodies for line in lines(after, body))
 
 
+def test_logits_are_not_rounded_to_16_bits() -> None:
+    after = Quantize()(Toy().graph("bfloat16"))
+    head = lines(after, "head")
+    assert head[1] == "rows_wide = aten._to_copy(rows, dtype=torch.float32)"
+    assert head[2].startswith("head = op.linear_int8(rows_wide, head_weight_q")
+    assert not any("_to_copy" in line for line in lines(after))
+
+
 def test_a_tied_table_is_kept_once() -> None:
     after = Quantize()(Toy(tied=True).graph())
     table = Int8(Leaf("embed.weight", (96, 64), "float32"), 32, "weight")
