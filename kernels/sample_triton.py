@@ -1,11 +1,12 @@
 """Triton kernels that draw tokens, without sorting: nothing is known to the host, every launch is the same.
 
 The order of steps, and what a row keeps, are ``runtime.sampler``'s: min_tokens, temperature, min_p, top_k, top_p, then
-inverse transform in the order of the vocabulary. Masses are added in float64.
+inverse transform in the order of the vocabulary. Masses are added in float64. Values are what a logit lies below the
+row's largest, divided by the temperature: the largest is 0 at every temperature.
 
-    chunks   each CHUNK of a row: its largest logit, its mass, and the peak of every SEGMENT
-    bounds   each row: a value that everything the row keeps reaches. min_p says it; of top_k, the k-th largest peak is
-             one; of top_p: what lies below (1 - p) / V of the mass cannot hold 1 - p of it
+    chunks   each CHUNK of a row: its largest logit, its mass, and the largest logit of every SEGMENT
+    bounds   each row: a value that everything the row keeps reaches. min_p says it; of top_k, the k-th largest segment
+             has one; of top_p: what lies below (1 - p) / V of the mass cannot hold 1 - p of it
     count    tokens of each chunk that reach the bound
     gather   those tokens in order, if there are at most HELD
     draw     thresholds by bisection over the bits of the values, held in registers; then the draw
@@ -95,12 +96,11 @@ def _chunks(
     tl.store(best_at + r * chunks + c, c * CHUNK + at)
     if DRAW:
         t = _temperature(temperature, r * f_stride)
-        s = tl.div_rn(v, t)
         some = (top > -_INF) & (top < _INF)
-        e = tl.exp(s - tl.where(some, tl.div_rn(top, t), 0.0))
+        e = tl.exp(tl.div_rn(v - tl.where(some, top, 0.0), t))
         tl.store(mass + r * chunks + c, tl.where(some, tl.sum(e.to(tl.float64), 0), 0.0))
         each: tl.constexpr = CHUNK // SEGMENT
-        peak = tl.max(tl.reshape(s, (each, SEGMENT)), 1)
+        peak = tl.max(tl.reshape(v, (each, SEGMENT)), 1)
         tl.store(peaks + (r * chunks + c) * each + tl.arange(0, each), peak)
 
 
@@ -125,15 +125,22 @@ def _reach(keys, mass, needed, low, high):
 
 
 @triton.jit
-def _row_masses(best, mass, r, chunks, t, C: tl.constexpr):
-    """Return the chunks' maxima, the row's maximum, and the chunks' masses relative to it, after temperature."""
+def _row_top(best, r, chunks, C: tl.constexpr):
+    """Return the chunks' maxima, the row's maximum, and the same or 0 where it is not finite."""
     c = tl.arange(0, C)
     tops = tl.load(best + r * chunks + c, mask=c < chunks, other=-_INF)
     top = tl.max(tops, 0)
-    fine = (top > -_INF) & (top < _INF)
-    peak = tl.where(fine, tl.div_rn(top, t), 0.0)
+    return tops, top, tl.where((top > -_INF) & (top < _INF), top, 0.0)
+
+
+@triton.jit
+def _row_masses(tops, base, mass, r, chunks, t, C: tl.constexpr):
+    """Return the chunks' masses relative to the row's maximum ``base``, after temperature."""
+    c = tl.arange(0, C)
     masses = tl.load(mass + r * chunks + c, mask=c < chunks, other=0.0)
-    return tops, top, peak, masses * tl.exp(tl.where(fine, tl.div_rn(tops, t) - peak, 0.0)).to(tl.float64)
+    # at 0 where the row's maximum is not finite, and its masses are not used
+    below = tl.minimum(tl.div_rn(tops - base, t), 0.0)
+    return masses * tl.exp(below).to(tl.float64)
 
 
 @triton.jit
@@ -144,21 +151,22 @@ def _bounds(
     r = tl.program_id(0).to(tl.int64)
     t = _temperature(temperature, r * f_stride)
     k, p, part = tl.load(top_k + r * i_stride), tl.load(top_p + r * f_stride), tl.load(min_p + r * f_stride)
-    _, top, peak, masses = _row_masses(best, mass, r, chunks, t, C)
+    tops, top, base = _row_top(best, r, chunks, C)
+    masses = _row_masses(tops, base, mass, r, chunks, t, C)
     bound = tl.cast(_LOWEST, tl.float32)
     if part > 0:
-        bound = tl.maximum(bound, peak + tl.log(part))
+        bound = tl.maximum(bound, tl.log(part))
     if (k > 0) & (k <= segments):
         j = tl.arange(0, S)
-        keys = _key(tl.load(peaks + r * segments + j, mask=j < segments, other=-_INF))
-        lowest = tl.cast(_LOWEST_KEY, tl.int64)
-        key = _reach(keys, tl.full([S], 1, tl.int32), k, lowest, _key(peak).to(tl.int64) + 1).to(tl.int32)
+        keys = _key(tl.div_rn(tl.load(peaks + r * segments + j, mask=j < segments, other=-_INF) - base, t))
+        lowest, high = tl.cast(_LOWEST_KEY, tl.int64), tl.cast(1, tl.int64)
+        key = _reach(keys, tl.full([S], 1, tl.int32), k, lowest, high).to(tl.int32)
         value = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
         bound = tl.maximum(bound, value)
     if (k <= 0) & (part <= 0) & (p < 1):
         # a little lower, for the sake of rounding
         spare = tl.maximum((1 - p) * tl.sum(masses, 0).to(tl.float32) / V, 1e-37)
-        bound = tl.maximum(bound, peak + tl.log(spare) - 0.001)
+        bound = tl.maximum(bound, tl.log(spare) - 0.001)
     cut = (k > 0) | (p < 1) | (part > 0)
     drawn = (tl.load(temperature + r * f_stride) > 0) & (top > -_INF) & (top < _INF)
     tl.store(bounds + r, tl.where(cut & drawn, bound, _INF))
@@ -174,13 +182,14 @@ def _gather(
     r = tl.program_id(1).to(tl.int64)
     t = _temperature(temperature, r * f_stride)
     bound = tl.load(bounds + r)
+    _, _, base = _row_top(best, r, chunks, C)
     ids = c * CHUNK + tl.arange(0, CHUNK)
     if COUNT:
         number = 0
-        if (bound < _INF) & (tl.div_rn(tl.load(best + r * chunks + c), t) >= bound):
+        if (bound < _INF) & (tl.div_rn(tl.load(best + r * chunks + c) - base, t) >= bound):
             forbids = tl.load(min_left + r * i_stride) > 0
             v = _chunk(logits + r * row_stride, ids, V, forbids, stops + r * stops_stride, E)
-            number = tl.sum((tl.div_rn(v, t) >= bound).to(tl.int32), 0)
+            number = tl.sum((tl.div_rn(v - base, t) >= bound).to(tl.int32), 0)
         tl.store(counts + r * chunks + c, number)
     else:
         each = tl.arange(0, C)
@@ -188,7 +197,7 @@ def _gather(
         if (tl.sum(numbers, 0) <= HELD) & (tl.load(counts + r * chunks + c) > 0):
             forbids = tl.load(min_left + r * i_stride) > 0
             v = _chunk(logits + r * row_stride, ids, V, forbids, stops + r * stops_stride, E)
-            s = tl.div_rn(v, t)
+            s = tl.div_rn(v - base, t)
             kept = s >= bound
             at = tl.sum(tl.where(each < c, numbers, 0), 0) + tl.cumsum(kept.to(tl.int32), 0) - 1
             tl.store(ids_out + r * HELD + at, ids, mask=kept)
@@ -207,15 +216,15 @@ def _first_beyond(e, kept, before, target, N: tl.constexpr):
 
 @triton.jit
 def _masses_beyond(
-    logits, V, forbids, stops, E, t, peak, floor, a, b, c, chunks, COUNT: tl.constexpr, CHUNK: tl.constexpr,
+    logits, V, forbids, stops, E, t, base, floor, a, b, c, chunks, COUNT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Return how many tokens of a row, or how much mass, reach the floor and each of three keys."""
     one, two, three = tl.cast(0.0, tl.float64), tl.cast(0.0, tl.float64), tl.cast(0.0, tl.float64)
     for i in range(chunks):
         ids = i * CHUNK + tl.arange(0, CHUNK)
-        s = tl.div_rn(_chunk(logits, ids, V, forbids, stops, E), t)
+        s = tl.div_rn(_chunk(logits, ids, V, forbids, stops, E) - base, t)
         key = _key(s)
-        e = tl.exp(s - peak)
+        e = tl.exp(s)
         if COUNT:
             e = tl.full([CHUNK], 1.0, tl.float32)
         e = tl.where((key >= floor.to(tl.int32)) & (s > -_INF), e, 0.0).to(tl.float64)
@@ -227,7 +236,7 @@ def _masses_beyond(
 
 @triton.jit
 def _reach_in_row(
-    logits, V, forbids, stops, E, t, peak, floor, needed, high, chunks, COUNT: tl.constexpr, CHUNK: tl.constexpr,
+    logits, V, forbids, stops, E, t, base, floor, needed, high, chunks, COUNT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Do as ``_reach`` does, from the floor on, over all logits of a row."""
     low = floor
@@ -235,7 +244,7 @@ def _reach_in_row(
         size = high - low
         a, b, c = low + tl.maximum(size // 4, 1), low + size // 2, low + size * 3 // 4
         one, two, three = _masses_beyond(
-            logits, V, forbids, stops, E, t, peak, floor, a, b, c, chunks, COUNT, CHUNK
+            logits, V, forbids, stops, E, t, base, floor, a, b, c, chunks, COUNT, CHUNK
         )  # fmt: skip
         enough_a, enough_b, enough_c = one >= needed, two >= needed, three >= needed
         high = tl.where(enough_c, high, tl.where(enough_b, c, tl.where(enough_a, b, a)))
@@ -251,11 +260,12 @@ def _draw(
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     t = _temperature(temperature, r * f_stride)
-    tops, top, peak, masses = _row_masses(best, mass, r, chunks, t, C)
+    tops, top, base = _row_top(best, r, chunks, C)
+    masses = _row_masses(tops, base, mass, r, chunks, t, C)
     each = tl.arange(0, C)
     at = tl.min(tl.where(tops == top, each, C - 1), 0)
     token = tl.load(best_at + r * chunks + tl.minimum(at, chunks - 1))
-    drawn = (tl.load(temperature + r * f_stride) > 0) & (top > -_INF) & (top < _INF) & (peak < _INF)
+    drawn = (tl.load(temperature + r * f_stride) > 0) & (top > -_INF) & (top < _INF)
     if drawn:
         bound = tl.load(bounds + r)
         k, p, part = tl.load(top_k + r * i_stride), tl.load(top_p + r * f_stride), tl.load(min_p + r * f_stride)
@@ -263,14 +273,14 @@ def _draw(
         forbids = tl.load(min_left + r * i_stride) > 0
         row, banned = logits + r * row_stride, stops + r * stops_stride
         total = tl.sum(tl.load(counts + r * chunks + each, mask=each < chunks, other=0), 0)
-        floor, high = _key(bound).to(tl.int64), _key(peak).to(tl.int64) + 1
+        floor, high = _key(bound).to(tl.int64), tl.cast(1, tl.int64)
         if bound == _INF:
             # nothing is cut: the chunk by the masses of chunks, then inside it
             target = u * tl.max(tl.cumsum(masses, 0), 0)
             chunk = _first_beyond(masses, masses > 0, 0.0, target, C)
             before = tl.sum(tl.where(each < chunk, masses, 0.0), 0)
             ids = chunk * CHUNK + tl.arange(0, CHUNK)
-            e = tl.exp(tl.div_rn(_chunk(row, ids, V, forbids, banned, E), t) - peak).to(tl.float64)
+            e = tl.exp(tl.div_rn(_chunk(row, ids, V, forbids, banned, E) - base, t)).to(tl.float64)
             token = chunk * CHUNK + _first_beyond(e, e > 0, before, target, CHUNK)
         elif total <= HELD:
             j = tl.arange(0, HELD)
@@ -279,7 +289,7 @@ def _draw(
             key = _key(s)
             if k > 0:
                 floor = _reach(key, live.to(tl.int32), k, floor, high)
-            e = tl.exp(s - peak).to(tl.float64)
+            e = tl.exp(s).to(tl.float64)
             e = tl.where(key >= floor.to(tl.int32), e, 0.0)
             if p < 1:
                 # beside top_p alone, tokens below the bound have mass too
@@ -292,26 +302,26 @@ def _draw(
         else:
             if k > 0:
                 floor = _reach_in_row(
-                    row, V, forbids, banned, E, t, peak, floor, k.to(tl.float64), high, chunks, True, CHUNK
+                    row, V, forbids, banned, E, t, base, floor, k.to(tl.float64), high, chunks, True, CHUNK
                 )  # fmt: skip
             if p < 1:
                 whole, _, _ = _masses_beyond(
-                    row, V, forbids, banned, E, t, peak, floor, floor, floor, floor, chunks, False, CHUNK
+                    row, V, forbids, banned, E, t, base, floor, floor, floor, floor, chunks, False, CHUNK
                 )  # fmt: skip
                 whole = tl.where((k > 0) | (part > 0), whole, tl.sum(masses, 0))
                 floor = _reach_in_row(
-                    row, V, forbids, banned, E, t, peak, floor, p.to(tl.float64) * whole, high, chunks, False, CHUNK
+                    row, V, forbids, banned, E, t, base, floor, p.to(tl.float64) * whole, high, chunks, False, CHUNK
                 )  # fmt: skip
             whole, _, _ = _masses_beyond(
-                row, V, forbids, banned, E, t, peak, floor, floor, floor, floor, chunks, False, CHUNK
+                row, V, forbids, banned, E, t, base, floor, floor, floor, floor, chunks, False, CHUNK
             )  # fmt: skip
             target = u * whole
             before = tl.cast(0.0, tl.float64)
             for i in range(chunks):
                 ids = i * CHUNK + tl.arange(0, CHUNK)
-                s = tl.div_rn(_chunk(row, ids, V, forbids, banned, E), t)
+                s = tl.div_rn(_chunk(row, ids, V, forbids, banned, E) - base, t)
                 kept = (_key(s) >= floor.to(tl.int32)) & (s > -_INF)
-                e = tl.where(kept, tl.exp(s - peak), 0.0).to(tl.float64)
+                e = tl.where(kept, tl.exp(s), 0.0).to(tl.float64)
                 after = before + tl.sum(e, 0)
                 if (before <= target) & (after > target):
                     token = i * CHUNK + _first_beyond(e, kept, before, target, CHUNK)

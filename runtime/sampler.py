@@ -86,7 +86,7 @@ def sample(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenK
     if rows is not None and needs.sampled:
         blocks = [slice(first, first + ROW_BLOCK) for first in range(0, len(tokens), ROW_BLOCK)]
         drawn = torch.cat(
-            [_draw(logits[each], RowParams(*(column[each] for column in rows)), needs) for each in blocks]
+            [_draw(logits[each], best[each], RowParams(*(column[each] for column in rows)), needs) for each in blocks]
         )
         tokens = torch.where(rows.temperature > 0, drawn, tokens)
     result = Samples(torch.where(valid, tokens, -1))
@@ -107,13 +107,13 @@ def _forbid_stops(logits: Tensor, rows: RowParams) -> Tensor:
     return logits.scatter(1, stops, values)
 
 
-def _draw(logits: Tensor, rows: RowParams, needs: Needs) -> Tensor:
+def _draw(logits: Tensor, best: Tensor, rows: RowParams, needs: Needs) -> Tensor:
     # Greedy rows go along at temperature 1; their draw is not used.
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
-    scaled = logits.float() / temperature.unsqueeze(1)
+    # Below the best one, which stays at 0 however small the temperature is.
+    scaled = (logits.float() - best.float().unsqueeze(1)).div_(temperature.unsqueeze(1))
     if needs.min_p:
-        floor = scaled.amax(dim=-1) + rows.min_p.log()
-        scaled = scaled.masked_fill(scaled < floor.unsqueeze(1), -torch.inf)
+        scaled = scaled.masked_fill(scaled < rows.min_p.log().unsqueeze(1), -torch.inf)
     if needs.top_k:
         scaled = scaled.masked_fill(scaled < _top_k_floor(scaled, rows.top_k, needs.top_k).unsqueeze(1), -torch.inf)
     probs = scaled.softmax(dim=-1)

@@ -131,6 +131,16 @@ def test_huge_and_forbidden_logits(device: str):
             check(device, logits, rows)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in divide")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 6e-38, 1e-5])
+def test_a_temperature_near_0_takes_the_best(device: str, temperature: float):
+    logits = torch.randn(5, 5000, generator=torch.Generator().manual_seed(6)) * 9
+    cuts = {"top_k": [0, 9, 0, 0, 4999], "top_p": [1.0, 1.0, 0.9, 1.0, 1.0], "min_p": [0.0, 0.0, 0.0, 0.1, 0.0]}
+    tokens = check(device, logits, params(5, temperature=[temperature] * 5, **cuts))
+    assert tokens.tolist() == logits.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_stops_are_forbidden_until_min_tokens(device: str):
     logits = torch.tensor([[1.0, 9.0, 8.0, 0.0]]).repeat(3, 1)

@@ -143,6 +143,22 @@ def test_top_p_of_a_flat_distribution_looks_beyond_the_first_candidates(temperat
     assert int(tokens.min()) >= kept[0] - 1
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 6e-38, 1e-20, 1e-5])
+@pytest.mark.parametrize("needs", [Needs(sampled=True), EVERYTHING])
+def test_a_temperature_near_0_takes_the_best(temperature: float, needs: Needs) -> None:
+    logits = torch.tensor([[1.0, 30.0, 20.0, -torch.inf], [-3.0, -2.0, -1.0, -4.0]])
+    params = rows(2, temperature=[temperature] * 2, top_p=[0.9] * 2, top_k=[2, 0], min_p=[0.1] * 2)
+    assert sample(logits, params, needs).tokens.tolist() == [1, 2]
+
+
+def test_tied_best_tokens_are_drawn_alike_at_a_temperature_near_0() -> None:
+    draws = 200
+    params = rows(draws, temperature=[1e-40] * draws, token_index=torch.arange(draws))
+    tokens = sample(torch.tensor([[9.0, 30.0, 30.0]]).expand(draws, -1), params, Needs(sampled=True)).tokens
+    assert 60 < int((tokens == 1).sum()) < 140
+    assert set(tokens.tolist()) == {1, 2}
+
+
 def test_greedy_rows_take_the_first_maximum_beside_sampled_ones() -> None:
     logits = torch.tensor([[0.0, 5.0, 5.0], [0.0, 5.0, 5.0]])
     params = rows(2, temperature=[0.0, 1.0], token_index=[0, 3])
