@@ -128,6 +128,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=deployment.scheduler.overlap,
         prefix_cache=deployment.kv.prefix_cache,
+        vocab=resolved.spec.vocab,
     )
     engine = Engine(
         executor=Executables(made, loaded, arena.bytes),

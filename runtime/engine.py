@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_STOPS, StepShape
 from treadle.graph.state import PagedKV
@@ -38,6 +40,8 @@ class EngineSettings:
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
+    vocab: int = 2**31 - 1
+    """tokens that the program knows: 0 .. vocab - 1"""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_num_seqs:
@@ -110,6 +114,7 @@ class Engine:
         Raises: RequestError if it can never run, QueueFull if it may be tried again later.
         """
         scheduler, settings = self._scheduler, self._settings
+        request = msgspec.structs.replace(request, params=request.params.typed())
         self._check(request)
         if len(scheduler.waiting) >= settings.max_queue + scheduler.free_slots:
             raise QueueFull(f"{len(scheduler.waiting)} requests wait already; max_queue={settings.max_queue}")
@@ -187,6 +192,10 @@ class Engine:
             raise RequestError(f"a request with id {request.id} is running", "id")
         if length == 0:
             raise RequestError("the prompt is empty; it takes at least 1 token", "prompt")
+        vocab = self._settings.vocab
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
+            raise RequestError(f"the prompt holds a token id outside [0, {vocab})", "prompt")
+        params.check(vocab)
         if length >= self._max_tokens:
             raise RequestError(
                 f"the prompt has {length} tokens; with 1 token of answer it takes at most {self._max_tokens - 1}",

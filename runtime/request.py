@@ -55,6 +55,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(ids, list) or ids is None:
             force_setattr(self, "stop_token_ids", tuple(ids or ()))
 
+    def typed(self) -> SamplingParams:
+        """Return these with every field of its declared type, which constructors do not check: 0 becomes 0.0.
+
+        Raises: RequestError naming the field.
+        """
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except (msgspec.ValidationError, TypeError, OverflowError) as error:
+            # msgspec ends its message with the path: ... - at `$.top_k`
+            path = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
+            raise RequestError(f"sampling parameter {path}: {error}", path or None) from error
+
     def check(self, vocab: int) -> None:
         """Raise RequestError if a value is outside its range."""
         limits: list[tuple[str, float, float, float]] = [

@@ -121,7 +121,7 @@ class Bench:
         self.backend = backend = CapturingBackend() if captured else CpuBackend(threads=1)
         self.arena = Arena(backend, arena_bytes(KV, num_pages), scratch_bytes=KV.page_bytes)
         self.model = HistoryModel(self.arena, poison)
-        options = {"max_len": 256, "max_num_seqs": 4, "max_step_tokens": 16} | settings
+        options = {"max_len": 256, "max_num_seqs": 4, "max_step_tokens": 16, "vocab": VOCAB} | settings
         limits = EngineSettings(**options)
         buckets = assign_buckets(limits.max_num_seqs, limits.max_step_tokens) if captured else None
         self.engine = Engine(

@@ -94,6 +94,42 @@ def test_end_of_sequence_and_stop_ids() -> None:
     bench.close()
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1, "top_p": 1, "min_p": 0}])
+def test_whole_numbers_may_stand_where_fractions_are_meant(params: dict[str, object]) -> None:
+    bench = Bench()
+    bench.add("a", [1, 2, 3], max_tokens=3, **params)
+    sequence = bench.engine._sequences["a"]
+    assert all(type(value) is float for value in (sequence.params.temperature, sequence.params.top_p))
+    assert len(bench.run().tokens("a")) == 3
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([1], {"temperature": 0.5, "top_k": 5.5}, "top_k"),
+        ([1], {"temperature": "hot"}, "temperature"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"seed": 2**70}, "seed"),
+        ([1], {"top_k": 2**70}, "top_k"),
+        ([1], {"max_tokens": 2.5}, "max_tokens"),
+        ([1], {"stop_token_ids": (VOCAB,), "min_tokens": 2}, "stop_token_ids"),
+        ([1, VOCAB], {}, "prompt"),
+        ([-1], {}, "prompt"),
+    ],
+)
+def test_values_that_no_step_can_take_are_refused_and_spare_the_engine(
+    prompt: list[int], params: dict[str, object], field: str
+) -> None:
+    bench = Bench()
+    with pytest.raises(RequestError) as caught:
+        bench.add("bad", prompt, **params)
+    assert caught.value.field == field
+    bench.add("good", [1, 2, 3], max_tokens=2)
+    assert bench.run().tokens("good") == answer([1, 2, 3], 2)
+    bench.close()
+
+
 def test_min_tokens_forbids_the_end() -> None:
     prompt = [3, 1, 4]
     end = answer(prompt, 1)[0]
