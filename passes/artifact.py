@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +84,13 @@ def _write(fresh: Path, traced: GraphModule, inputs: Sequence[object]) -> None:
 
     fresh.mkdir()
     # All that inductor keeps is written where it will stay; nothing is taken from the cache that it has for everybody.
-    with torch._inductor.config.patch(compile_threads=1), temporary_cache_dir(str(fresh)):
+    with (
+        torch._inductor.config.patch(compile_threads=1),
+        temporary_cache_dir(str(fresh)),
+        warnings.catch_warnings(),
+    ):
+        # fp32 products are IEEE's by choice
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         torch._inductor.standalone_compile(traced, list(inputs), dynamic_shapes="from_graph")
     # What loading adds is part of it too.
     _load(fresh)
