@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.recipe import read_recipe
-from treadle.conf.schema import GROUPS, PASSES, Deployment
-from treadle.conf.size import parse_bytes
+from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment
+from treadle.conf.secret import opens
+from treadle.conf.size import parse_bytes, parse_share
 
 
 def check(deployment: Deployment) -> Deployment:
@@ -21,6 +23,7 @@ def check(deployment: Deployment) -> Deployment:
     _check_model(deployment)
     _check_pages(deployment)
     _check_passes(deployment)
+    _check_key(deployment.serve.api_key)
     read_recipe(deployment.bench.rows, deployment.bench.rivals)
     return deployment
 
@@ -41,7 +44,7 @@ def _check_value(key: str, value: Any, limits: Any) -> None:
         raise ConfigError(f"below its least value {low:g}", key=key, value=value, nearest=[f"{key}={low:g}"])
     if high is not None and not value <= high:
         raise ConfigError(f"above its greatest value {high:g}", key=key, value=value, nearest=[f"{key}={high:g}"])
-    if limits["size"] and value != "auto":
+    if limits["size"] and value != "auto" and not (limits["share"] and parse_share(value)):
         try:
             size = parse_bytes(value)
         except ValueError:
@@ -98,14 +101,21 @@ def _check_pages(deployment: Deployment) -> None:
 
 def _check_passes(deployment: Deployment) -> None:
     passes = deployment.passes
-    for name in passes.order:
-        if name not in PASSES:
-            raise ConfigError(
-                f"no pass is called {name}", key="passes.order", nearest=nearest(name, PASSES) or (", ".join(PASSES),)
-            )
-    if len(set(passes.order)) != len(passes.order):
-        twice = next(name for name in passes.order if passes.order.count(name) > 1)
-        raise ConfigError(f"{twice} stands there twice", key="passes.order")
+    problem = _order_problem(passes.order)
+    if problem is not None:
+        wanted = {*passes.order, *REQUIRED_PASSES}
+        works = _spell_order([name for name in PASSES if name in wanted])
+        raise ConfigError(
+            problem, key="passes.order", value=_spell_order(passes.order), nearest=[f"passes.order={works}"]
+        )
+    if passes.quantize == "int8" and "quantize" not in passes.order:
+        works = _spell_order(("quantize", *passes.order))
+        raise ConfigError(
+            "the order has no quantize",
+            key="passes.quantize",
+            value="int8",
+            nearest=["passes.quantize=none", f"passes.order={works}"],
+        )
     if passes.kernels == "reference" and passes.quantize == "int8":
         raise ConfigError(
             "reference kernels compute with unquantized weights",
@@ -113,3 +123,42 @@ def _check_passes(deployment: Deployment) -> None:
             value="int8",
             nearest=["passes.quantize=none", "passes.kernels=auto"],
         )
+
+
+def _order_problem(order: Sequence[str]) -> str | None:
+    """Return what keeps an order from working, None if nothing does. Raises ConfigError for a name that no pass has."""
+    for name in order:
+        if name not in PASSES:
+            close = nearest(name, PASSES)
+            hint = "" if close else f"passes: {', '.join(PASSES)}"
+            raise ConfigError(
+                f"no pass is called {name}", key="passes.order", value=_spell_order(order), nearest=close, hint=hint
+            )
+    for name in order:
+        if order.count(name) > 1:
+            return f"{name} stands there twice"
+    missing = [name for name in REQUIRED_PASSES if name not in order]
+    if missing:
+        return f"leaves out {' and '.join(missing)}, which every program needs"
+    place, choose = (order.index(name) for name in REQUIRED_PASSES)
+    if choose < place:
+        return "choose_kernels works after place_state only"
+    for index, name in enumerate(order):
+        match PASSES[name]:
+            case "model" if index > place:
+                return f"{name} works before place_state only"
+            case "sharded" if not place < index <= choose:
+                return f"{name} works between place_state and choose_kernels only"
+            case "lowered" if index < choose:
+                return f"{name} works after choose_kernels only"
+    return None
+
+
+def _spell_order(order: Sequence[str]) -> str:
+    return f"[{','.join(order)}]"
+
+
+def _check_key(api_key: str | None) -> None:
+    """Raise ConfigError for a key that an empty or blank one opens: most often a shell variable that is not set."""
+    if api_key is not None and (not api_key.strip() or opens(api_key, "")):
+        raise ConfigError("empty", key="serve.api_key", value=repr(api_key), hint="serve.api_key=null: no key")

@@ -10,27 +10,42 @@ from typing import Any
 
 from omegaconf import MISSING
 
-PASSES = (
-    "quantize",
-    "fuse_projections",
-    "place_state",
-    "fuse_rope_cache",
-    "fuse_norm_rope",
-    "fuse_activation",
-    "fuse_linear_add",
-    "fuse_norm_gated",
-    "fuse_add_norm",
-    "choose_kernels",
-    "compile",
-)
-"""The names that ``passes.order`` may hold."""
+PASSES = {
+    "quantize": "model",
+    "fuse_projections": "model",
+    "place_state": "model",
+    "fuse_rope_cache": "sharded",
+    "fuse_norm_rope": "sharded",
+    "fuse_activation": "sharded",
+    "fuse_linear_add": "sharded",
+    "fuse_norm_gated": "sharded",
+    "fuse_add_norm": "sharded",
+    "choose_kernels": "sharded",
+    "compile": "lowered",
+}
+"""The names that ``passes.order`` may hold, in the usual order, and the level of the graph that each takes.
+
+``place_state`` makes a graph of level model a sharded one, ``choose_kernels`` that a lowered one.
+"""
+
+REQUIRED_PASSES = ("place_state", "choose_kernels")
+"""Without these there is no program; the others only change how fast or small it is."""
 
 
 def _about(
-    doc: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, size: bool = False
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    size: bool = False,
+    share: bool = False,
 ) -> dict[str, Any]:
-    """Return field metadata: what the key means, its choices, its least and greatest value; ``size``: in bytes."""
-    return {"doc": doc, "choices": choices, "low": low, "high": high, "size": size}
+    """Return field metadata: what the key means, its choices, its least and greatest value.
+
+    ``size``: it is in bytes; ``share``: or in percent of what there is.
+    """
+    return {"doc": doc, "choices": choices, "low": low, "high": high, "size": size, "share": share}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +136,10 @@ class HardwareConfig:
     memory: str = field(
         default="auto",
         metadata=_about(
-            "bytes that weights, arena and workspace may take together; auto: what the machine has", size=True
+            "bytes that weights, arena and workspace may take together, or a share of the device's: 90%; auto: what the"
+            " machine has",
+            size=True,
+            share=True,
         ),
     )
     threads: int | None = field(
@@ -144,7 +162,7 @@ class PassesConfig:
     """How the graph becomes a program."""
 
     order: tuple[str, ...] = field(
-        default=PASSES, metadata=_about("the pipeline; a pass that is switched off is left out")
+        default=tuple(PASSES), metadata=_about("the pipeline; a pass that is switched off is left out")
     )
     fuse_projections: bool = field(default=True, metadata=_about("one matrix for q, k, v and one for gate, up"))
     fuse_add_norm: bool = field(default=True, metadata=_about("residual add and the next norm in one op"))

@@ -9,6 +9,7 @@ _UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -21,6 +22,22 @@ def parse_bytes(text: str | int) -> int:
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; write for example 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_share(text: str) -> float | None:
+    """Return the share that a percentage names, 0.9 for ``90%``; None if ``text`` is none of (0, 100]."""
+    match = _SHARE.fullmatch(text)
+    share = float(match[1]) / 100 if match else 0.0
+    return share if 0 < share <= 1 else None
+
+
+def spell_bytes(count: int, *, up: bool = False) -> str:
+    """Return about ``count`` bytes as configuration takes them, ``13.25GiB``: never more, with ``up`` never less."""
+    for suffix, unit in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= unit:
+            hundredths = -(-count * 100 // unit) if up else count * 100 // unit
+            return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + suffix
+    return str(count)
 
 
 def format_bytes(count: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from treadle.conf.errors import ConfigError
-from treadle.conf.size import format_bytes
+from treadle.conf.size import format_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.footprint import (
     MemoryRow,
@@ -228,7 +228,7 @@ class _Planner:
                 f"even one token needs an arena of {format_bytes(least)}",
                 key="kv.memory",
                 value=format_bytes(self.work.kv_bytes),
-                nearest=[f"kv.memory={asked}"],
+                nearest=[f"kv.memory={spell_bytes(asked, up=True)}"],
             )
         one = self.among(1)
         needed = sum(row.nbytes for row in (*one.fixed, *one.tables(1))) + least

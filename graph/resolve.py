@@ -18,7 +18,7 @@ from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
 from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig
-from treadle.conf.size import format_bytes, parse_bytes
+from treadle.conf.size import format_bytes, parse_bytes, parse_share, spell_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
@@ -126,16 +126,20 @@ def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
     """Return the hardware with what was left open asked from this machine. Raises ConfigError where it cannot know."""
     here = machine.cuda_device() if hardware.device != "cpu" else None
     device = ("cpu" if here is None else "cuda") if hardware.device == "auto" else hardware.device
-    if device != "cpu" and here is None and hardware.memory == "auto":
+    share = parse_share(hardware.memory)
+    if device != "cpu" and here is None and (hardware.memory == "auto" or share is not None):
         raise ConfigError(
             "no such device answers here, so how much memory it has must be said",
             key="hardware.memory",
             nearest=["hardware=h200", "hardware.memory=80GiB"],
         )
-    if hardware.memory != "auto":
+    has = machine.memory_bytes() if here is None else here.memory_bytes
+    if share is not None:
+        memory = int(has * share)
+    elif hardware.memory != "auto":
         memory = parse_bytes(hardware.memory)
     else:
-        memory = machine.memory_bytes() if here is None else int(here.memory_bytes * GPU_SHARE)
+        memory = has if here is None else int(has * GPU_SHARE)
     features, name = hardware.features, hardware.name
     if features is None:
         features = machine.cpu_features() if device == "cpu" else () if here is None else (here.capability,)
@@ -194,7 +198,7 @@ def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:
             f"{format_bytes(plan.arena_bytes)} are left beside weights and workspace",
             key="kv.memory",
             value=deployment.kv.memory,
-            nearest=[f"kv.memory={plan.arena_bytes}"],
+            nearest=[f"kv.memory={spell_bytes(plan.arena_bytes)}"],
         )
 
 

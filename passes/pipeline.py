@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from treadle.conf.errors import ConfigError
 from treadle.conf.schema import PassesConfig
 from treadle.graph.target import Target
 from treadle.kernels import registry
@@ -29,9 +28,6 @@ from treadle.passes.fuse_rope_cache import FuseRopeCache
 from treadle.passes.place_state import PlaceState
 from treadle.passes.quantize import Quantize
 
-REQUIRED = ("place_state", "choose_kernels")
-"""Without these there is no program; the others only change how fast or small it is."""
-
 
 def pipeline(
     config: PassesConfig,
@@ -41,9 +37,8 @@ def pipeline(
 ) -> tuple[Pass, ...]:
     """Return the passes of a deployment in order, those that are switched off left out.
 
-    ``progress`` is told of bodies compiled; ``stopwatch`` measures kernels where there is a choice.
-
-    Raises: ConfigError if the order cannot work.
+    ``progress`` is told of bodies compiled; ``stopwatch`` measures kernels where there is a choice. The order is one
+    that the configuration's check let pass.
     """
     makers: dict[str, Callable[[], Pass | None]] = {
         "quantize": lambda: Quantize() if config.quantize == "int8" else None,
@@ -58,12 +53,7 @@ def pipeline(
         "choose_kernels": lambda: ChooseKernels(target=target, stopwatch=stopwatch),
         "compile": lambda: _compile(config, target, progress) if config.compile else None,
     }
-    missing = [name for name in REQUIRED if name not in config.order]
-    if missing:
-        raise ConfigError(f"leaves out {', '.join(missing)}, which every program needs", key="passes.order")
-    passes = tuple(made for name in config.order if (made := makers[name]()) is not None)
-    _check_levels(passes)
-    return passes
+    return tuple(made for name in config.order if (made := makers[name]()) is not None)
 
 
 def _fuse_norm_rope(config: PassesConfig, target: Target) -> FuseNormRope | None:
@@ -76,13 +66,3 @@ def _fuse_norm_rope(config: PassesConfig, target: Target) -> FuseNormRope | None
 def _compile(config: PassesConfig, target: Target, progress: Callable[[int, int], None] | None) -> Compile:
     cache = config.compile_cache or str(Path.home() / ".cache" / "treadle" / "compiled")
     return Compile(target=target, cache=cache, progress=progress)
-
-
-def _check_levels(passes: tuple[Pass, ...]) -> None:
-    names = [made.name for made in passes]
-    for made in passes:
-        place, choose = names.index("place_state"), names.index("choose_kernels")
-        here = names.index(made.name)
-        stands = {"model": here <= place, "sharded": place < here <= choose, "lowered": here > choose}[made.level.value]
-        if not stands:
-            raise ConfigError(f"{made.name} works at level {made.level.value} only", key="passes.order")

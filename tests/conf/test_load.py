@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import subprocess
 import sys
 
@@ -138,6 +139,63 @@ def test_both_values_of_an_impossible_combination_are_named():
     message = refused("passes=reference", "passes.quantize=int8")
     assert "passes.quantize=int8" in message
     assert "passes.kernels=auto" in message
+
+
+@pytest.mark.parametrize(
+    ("order", "problem", "works"),
+    [
+        (
+            "[compile,quantize]",
+            "leaves out place_state and choose_kernels",
+            "[quantize,place_state,choose_kernels,compile]",
+        ),
+        ("[choose_kernels]", "leaves out place_state", "[place_state,choose_kernels]"),
+        (
+            "[place_state,quantize,choose_kernels]",
+            "quantize works before place_state only",
+            "[quantize,place_state,choose_kernels]",
+        ),
+        ("[choose_kernels,place_state]", "choose_kernels works after place_state only", "[place_state,choose_kernels]"),
+        (
+            "[fuse_add_norm,place_state,choose_kernels]",
+            "fuse_add_norm works between place_state and choose_kernels only",
+            "[place_state,fuse_add_norm,choose_kernels]",
+        ),
+        (
+            "[place_state,compile,choose_kernels]",
+            "compile works after choose_kernels only",
+            "[place_state,choose_kernels,compile]",
+        ),
+        ("[place_state,place_state,choose_kernels]", "place_state stands there twice", "[place_state,choose_kernels]"),
+    ],
+)
+def test_an_order_that_cannot_work_is_refused_with_the_nearest_that_does(order, problem, works):
+    message = refused(f"passes.order={order}")
+    assert f"passes.order={order}: {problem}" in message
+    assert message.endswith(f"did you mean passes.order={works}?")
+    assert compose([f"passes.order={works}"]).passes.order == tuple(works[1:-1].split(","))
+
+
+def test_quantizing_needs_its_pass():
+    assert "passes.quantize=none" in refused("passes.order=[place_state,choose_kernels]", "passes.quantize=int8")
+
+
+@pytest.mark.parametrize("key", ["", "' '", "sha256:" + hashlib.sha256(b"").hexdigest()])
+def test_a_key_that_an_empty_one_opens_is_refused(key):
+    message = refused(f"serve.api_key={key}")
+    assert "serve.api_key=" in message
+    assert message.endswith("empty; serve.api_key=null: no key")
+
+
+def test_no_key_is_said_by_null():
+    assert compose(["serve.api_key=null"]).serve.api_key is None
+
+
+def test_memory_may_be_a_share_where_there_is_one_to_share():
+    assert compose(["hardware.memory=90%"]).hardware.memory == "90%"
+    assert "not a size" in refused("hardware.memory=190%")
+    assert "not a size" in refused("hardware.memory=0%")
+    assert "not a size" in refused("kv.memory=90%")
 
 
 def test_random_weights_need_a_shape():

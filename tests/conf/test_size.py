@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.conf.size import format_bytes, parse_bytes
+from treadle.conf.size import format_bytes, parse_bytes, parse_share, spell_bytes
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,24 @@ def test_refuses_the_rest(text):
 @given(st.integers(0, 1 << 50))
 def test_what_it_writes_it_reads_back_within_rounding(count):
     assert parse_bytes(format_bytes(count)) == pytest.approx(count, rel=0.006)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_suggestion_reads_back_to_no_more_and_with_up_to_no_less(count):
+    below, above = parse_bytes(spell_bytes(count)), parse_bytes(spell_bytes(count, up=True))
+    assert below <= count <= above
+    assert (below, above) == (pytest.approx(count, rel=0.011), pytest.approx(count, rel=0.011))
+
+
+def test_round_suggestions_are_short():
+    assert (spell_bytes(2 << 30), spell_bytes(1536), spell_bytes(100)) == ("2GiB", "1.5KiB", "100")
+
+
+@pytest.mark.parametrize(("text", "share"), [("90%", 0.9), (" 12.5 %", 0.125), ("100%", 1.0)])
+def test_a_share(text, share):
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-1%", "90", "%", "auto"])
+def test_no_share(text):
+    assert parse_share(text) is None

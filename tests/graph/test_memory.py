@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import tiny
 
+from treadle.conf.size import parse_bytes
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint, WeightInfo
 from treadle.graph.family import family_for, load_spec
@@ -134,9 +135,9 @@ def test_length_nobody_asked_for() -> None:
 
 
 def numbers(error: pytest.ExceptionInfo[MemoryPlanError], key: str) -> int:
-    found = re.search(rf"{re.escape(key)}=(\d+)", "; ".join([*error.value.nearest, error.value.hint]))
+    found = re.search(rf"{re.escape(key)}=([\w.]+)", "; ".join([*error.value.nearest, error.value.hint]))
     assert found, str(error.value)
-    return int(found[1])
+    return parse_bytes(found[1])
 
 
 def test_too_long_names_a_length_that_works() -> None:

@@ -178,9 +178,17 @@ def test_a_length_ten_times_too_large_names_one_that_works(tmp_path, setting):
 
 def test_an_arena_larger_than_what_is_left_names_what_is(folder):
     message = refused(folder, "kv.memory=1TiB")
-    suggested = re.search(r"kv\.memory=(\d+)\?", message)
+    suggested = re.search(r"kv\.memory=([\d.]+GiB)\?", message)
     assert suggested is not None
-    assert resolved(folder, f"kv.memory={suggested[1]}").plan.arena_bytes == int(suggested[1])
+    arena = resolved(folder, f"kv.memory={suggested[1]}").plan.arena_bytes
+    assert 0 <= parse_bytes(suggested[1]) - arena < resolved(folder).plan.kv.page_bytes
+
+
+def test_memory_may_be_a_share_of_the_devices(folder, request):
+    assert resolved(folder, "hardware.memory=50%").deployment.hardware.memory == str(4 << 30)
+    assert "hardware=h200" in refused(folder, "hardware.device=cuda", "hardware.memory=50%")
+    request.getfixturevalue("gpu")
+    assert resolved(folder, "hardware.memory=50%").deployment.hardware.memory == str(40 << 30)
 
 
 def test_more_sequences_than_pages_names_a_number_that_works(folder):

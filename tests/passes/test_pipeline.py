@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from toy import VOCAB, Toy, load
 
-from treadle.conf.errors import ConfigError
-from treadle.conf.schema import PassesConfig
+from treadle.conf.check import check
+from treadle.conf.schema import PASSES, REQUIRED_PASSES, Deployment, ModelConfig, PassesConfig
 from treadle.graph.ir import Level
 from treadle.graph.spec import QKNorm
 from treadle.graph.target import Target
+from treadle.passes.fuse_norm_rope import FuseNormRope
 from treadle.passes.pipeline import pipeline
 from treadle.passes.prove import Prover, evaluate, row_error
 from treadle.passes.runner import run_passes
@@ -86,14 +89,27 @@ def test_layers_of_one_kind_share_a_body() -> None:
     assert set(Toy(windows=(5, 5, 0)).graph().bodies) == {"embed", "layer0", "layer1", "head"}
 
 
-def test_order_that_leaves_out_a_required_pass_is_refused() -> None:
-    with pytest.raises(ConfigError, match="place_state"):
-        pipeline(PassesConfig(order=["choose_kernels"]), target())
+def test_the_configuration_knows_the_level_of_every_pass() -> None:
+    config = PassesConfig(quantize="int8")
+    made = pipeline(config, target(max_tokens=8))
+    assert {each.name: each.level.value for each in made} == {
+        name: level for name, level in PASSES.items() if name != "fuse_norm_rope"
+    }
+    assert FuseNormRope.level.value == PASSES["fuse_norm_rope"]
 
 
-def test_order_with_a_pass_at_the_wrong_level_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quantize works at level model only"):
-        pipeline(PassesConfig(order=["place_state", "quantize", "choose_kernels"], quantize="int8"), target())
+@settings(deadline=None, max_examples=15)
+@given(order=st.permutations(list(PASSES)))
+def test_any_order_that_the_configuration_lets_pass_works(order: list[str]) -> None:
+    levels = list(dict.fromkeys(PASSES.values()))
+    within = sorted(order, key=lambda name: (levels.index(PASSES[name]), name in REQUIRED_PASSES))
+    chosen = PassesConfig(order=tuple(within), quantize="int8", compile=False)
+    check(Deployment(model=ModelConfig(path="x"), passes=chosen))
+    graph = FORMS["qwen3"].graph()
+    lowered = run_passes(pipeline(chosen, target(max_tokens=8)), graph)
+    assert lowered.level is Level.LOWERED
+    sample = draw(graph, VOCAB)
+    assert row_error(evaluate(graph, load, sample), evaluate(lowered, load, sample)) < 0.1
 
 
 def test_the_same_sample_gives_the_same_results() -> None:
