@@ -15,6 +15,7 @@ from treadle.runtime.completion import RequestOutput, request_output
 from treadle.runtime.driver import Driver, StepEngine
 from treadle.runtime.progress import AnswerBar, PhaseBars
 from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.text.load import load_tokenizer
 from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import Limits, Prompt, prepare, text_and_ids, texts_and_ids
 from treadle.runtime.text.template import ChatTemplate, chat_template
@@ -65,12 +66,12 @@ class LLM:
 
         with PhaseBars() as bars:
             resolved = resolve(deployment, bars)
-        self._open(*_build(resolved))
+        self._open(*_build(resolved, load_tokenizer(resolved.source)))
 
     @classmethod
-    def from_resolved(cls, resolved: Resolved) -> Self:
-        """Return an LLM of a deployment that is resolved already."""
-        return cls.from_parts(*_build(resolved))
+    def from_resolved(cls, resolved: Resolved, tokenizer: Tokenizer | None = None) -> Self:
+        """Return an LLM of a deployment that is resolved already; ``tokenizer``: its own, if it is loaded already."""
+        return cls.from_parts(*_build(resolved, tokenizer or load_tokenizer(resolved.source)))
 
     @classmethod
     def from_parts(cls, engine: StepEngine, tokenizer: Tokenizer, limits: Limits) -> Self:
@@ -242,15 +243,17 @@ class LLM:
         return chat_template(facts.chat_templates, facts.template_tokens)
 
 
-def _build(resolved: Resolved) -> tuple[StepEngine, Tokenizer, Limits]:
+def limits_of(resolved: Resolved) -> Limits:
+    """Return what the requests of a deployment may ask for."""
+    return Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab)
+
+
+def _build(resolved: Resolved, tokenizer: Tokenizer) -> tuple[StepEngine, Tokenizer, Limits]:
     """Return the parts of an LLM; phases that last show a bar in a terminal."""
     from treadle.runtime.build import build_engine
-    from treadle.runtime.text.load import load_tokenizer
 
-    tokenizer = load_tokenizer(resolved.source)
-    limits = Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab)
     with PhaseBars() as bars:
-        return build_engine(resolved, bars), tokenizer, limits
+        return build_engine(resolved, bars), tokenizer, limits_of(resolved)
 
 
 def _keyword_overrides(keywords: Mapping[str, Any]) -> list[str]:

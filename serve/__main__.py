@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
-from treadle.serve.arguments import Arguments, parse
+from treadle.serve.arguments import Arguments, parse, read_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +50,8 @@ def _main(words: list[str]) -> int:
 
         print_help(_console(), arguments.command)
         return 0 if arguments.help or not words else EXIT_USER
+    if arguments.sweep or not arguments.hydra:
+        read_words(arguments, sys.stdin)
     if arguments.hydra:
         from treadle.serve.hydra_flags import run_hydra
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from treadle.conf.errors import ConfigError, nearest
 from treadle.serve.commands import COMMANDS, Command, Option
@@ -75,6 +75,26 @@ def parse(argv: Sequence[str]) -> Arguments:
         arguments.options = {**defaults, **arguments.options}
     _place_words(words, arguments)
     return arguments
+
+
+def read_words(arguments: Arguments, stdin: TextIO | None) -> None:
+    """Take the free text of a command that has none from ``stdin``, unless that is a terminal.
+
+    Raises: ConfigError if the command needs text and there is none.
+    """
+    command = arguments.command
+    if command is None or command.words is None or arguments.options[command.words]:
+        return
+    text = ""
+    if stdin is not None and not stdin.isatty():
+        try:
+            text = stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input is not text: {error}", key=command.name) from None
+    if not text:
+        hint = f'write it behind the command, or pipe it in: echo "Hello" | treadle {command.name}'
+        raise ConfigError(f"needs a {command.words}", key=f"treadle {command.name}", hint=hint)
+    arguments.options[command.words] = text
 
 
 def _command(name: str) -> Command:

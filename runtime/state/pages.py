@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from treadle.graph.state import PagedKV
-from treadle.runtime.state.arena import Slab
+
+if TYPE_CHECKING:
+    from treadle.runtime.state.arena import Slab
 
 
 class PageAllocator:

@@ -47,12 +47,14 @@ def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
 def _read_core(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path.parent / name).is_file()]
-        hint = f"; it has {', '.join(others)}, which must be converted to tokenizer.json once" if others else ""
-        raise TokenizerError(f"{path.parent} has no tokenizer.json{hint}")
+        hint = f"it has {', '.join(others)}, which must be converted to tokenizer.json once" if others else ""
+        problem = "no tokenizer.json in the model directory"
+        raise TokenizerError(problem, key="model.path", value=path.parent, hint=hint)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any malformed file
-        raise TokenizerError(f"{path} is not a tokenizer that this version of tokenizers reads: {error}") from error
+        problem = f"not a tokenizer that this version of tokenizers reads: {error}"
+        raise TokenizerError(problem, key=str(path)) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -62,9 +64,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
+        raise TokenizerError(f"not JSON: {error}", key=str(path)) from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a {type(value).__name__}, not an object")
+        raise TokenizerError(f"holds a {type(value).__name__}, not an object", key=str(path))
     return value
 
 
@@ -88,8 +90,9 @@ def _add_declared_tokens(core: tokenizers.Tokenizer, declared: dict[str, dict[st
         core.add_tokens([AddedToken(token["content"], special=bool(token.get("special")), **flags)])
         if core.token_to_id(token["content"]) != int(token_id):
             raise TokenizerError(
-                f"{path} declares token {token_id} {token['content']!r}, but the vocabulary of tokenizer.json "
-                f"gives it id {core.token_to_id(token['content'])}"
+                f"declares token {token_id} {token['content']!r}, but the vocabulary of tokenizer.json "
+                f"gives it id {core.token_to_id(token['content'])}",
+                key=str(path),
             )
 
 

@@ -22,7 +22,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
         try:
             return tokenizer_from_gguf(source.metadata)
         except TokenizerError as error:
-            raise TokenizerError(f"{source.path}: {error}") from error
+            raise TokenizerError(str(error), key="model.path", value=source.path) from error
     return byte_tokenizer() if source.path is None else tokenizer_from_directory(source.path)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from treadle.conf.errors import ConfigError
 
-class TokenizerError(ValueError):
+
+class TokenizerError(ConfigError):
     """A tokenizer that cannot be read: which file or key, what it holds, and what would work."""
 
 

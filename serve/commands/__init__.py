@@ -22,7 +22,7 @@ class Command:
     """One command: ``treadle.serve.commands.NAME.run(resolved, console, **options) -> exit code``.
 
     ``resolved`` is a ``treadle.graph.resolve.Resolved``; ``words``, if named, is a keyword that gets the free text of
-    the command line, joined by spaces.
+    the command line, joined by spaces, or else that of standard input.
     """
 
     name: str

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from treadle.runtime.llm import LLM
+from treadle.runtime.llm import LLM, limits_of
 from treadle.runtime.request import SamplingParams
+from treadle.runtime.text.load import load_tokenizer
+from treadle.runtime.text.prompt import prepare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +27,14 @@ def run(
 ) -> int:
     """Print the continuation of ``prompt`` as it comes, then how fast it came. Returns 0.
 
-    Raises: RequestError for a prompt that does not fit or an option outside its range.
+    Raises: RequestError for a prompt that does not fit or an option outside its range, TokenizerError.
     """
-    with LLM.from_resolved(resolved) as llm:
-        print_answer(llm, console, prompt, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed))
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    tokenizer = load_tokenizer(resolved.source)
+    # What cannot run is refused before weights are loaded.
+    prepare(tokenizer, prompt, params, limits_of(resolved), request_id="", clamp=True)
+    with LLM.from_resolved(resolved, tokenizer) as llm:
+        print_answer(llm, console, prompt, params)
     return 0
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from tiny_model import write_model
+from tiny_text import TEMPLATE, write_directory
 
 from treadle.serve.__main__ import main
 from treadle.serve.commands import COMMANDS
@@ -26,6 +28,7 @@ def treadle(*words: str, cwd, **environment: str) -> subprocess.CompletedProcess
         text=True,
         timeout=60,
         check=False,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -88,6 +91,9 @@ def test_every_command_has_its_module_and_takes_its_options(command):
         (["lock", *DUMMY, "--output", "no/such/folder/x.yaml"], "cannot be written"),
         (["memory", "-m", "kv.page_token=8,16"], "did you mean kv.page_tokens?"),
         (["-m"], "treadle memory -m"),
+        (["generate"], "treadle generate: needs a prompt; write it behind the command, or pipe it in"),
+        (["serve", "serve.api_key="], "serve.api_key=null"),
+        (["serve", "passes.order=[compile]"], "did you mean passes.order=[place_state,choose_kernels,compile]?"),
     ],
 )
 def test_a_mistake_is_exit_code_2_one_line_and_no_traceback_within_3_seconds(tmp_path, words, part):
@@ -99,6 +105,55 @@ def test_a_mistake_is_exit_code_2_one_line_and_no_traceback_within_3_seconds(tmp
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["serve"], "model.path=tiny: no tokenizer.json"),
+        (["generate", "Hello"], "model.path=tiny: no tokenizer.json"),
+        (["chat"], "model.path=tiny: no tokenizer.json"),
+        (["chat", "model.path=mute"], "no chat template"),
+        (["chat", "model.path=whole", "--temperature", "-1"], "temperature=-1"),
+        (["generate", "Hello", "model.path=whole", "--max-tokens", "0"], "max_tokens=0"),
+        (["generate", "1" * 300, "model.path=whole"], "the context holds 256"),
+    ],
+)
+def test_text_that_cannot_be_served_is_refused_before_torch_and_weights(tmp_path, words, part):
+    write_model(tmp_path / "tiny")
+    for name, template in {"mute": None, "whole": TEMPLATE}.items():
+        write_directory(write_model(tmp_path / name), chat_template=template)
+    code = (
+        "import sys; from treadle.serve.__main__ import main; "
+        f"assert main({[words[0], 'model=hf', 'model.path=tiny', *words[1:]]}) == 2; assert 'torch' not in sys.modules"
+    )
+    with at_most(seconds=3):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+        )
+    assert part in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt"),
+    [([], "Hello\nworld"), (["Good", "morning"], "Good morning"), (["--max-tokens", "3"], "Hello\nworld")],
+)
+def test_a_prompt_may_be_piped_in(monkeypatch, words, prompt):
+    asked = []
+    monkeypatch.setattr("treadle.serve.commands.generate.run", lambda *_, **options: asked.append(options) or 0)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\nworld\n"))
+    assert main(["generate", *DUMMY, *words]) == 0
+    assert asked[0]["prompt"] == prompt
+
+
+def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
+    terminal = io.StringIO("Hello")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    for stdin in (terminal, io.StringIO("\n"), io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), None):
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["generate", *DUMMY]) == 2
+        assert "generate: " in capsys.readouterr().err
 
 
 def test_the_plan_needs_no_torch_and_3_seconds(tmp_path):

@@ -52,7 +52,9 @@ def test_tokens_declared_in_the_config_alone_are_added(tmp_path):
     write_directory(tmp_path, added_tokens_decoder=declared)
     assert tokenizer_from_directory(tmp_path).encode("<think>") == [new]
     write_directory(tmp_path, added_tokens_decoder={"9999": {"content": "<think>"}})
-    with pytest.raises(TokenizerError, match=f"declares token 9999 '<think>'.*gives it id {new}"):
+    with pytest.raises(
+        TokenizerError, match=f"tokenizer_config.json: declares token 9999 '<think>'.*gives it id {new}"
+    ):
         tokenizer_from_directory(tmp_path)
 
 
@@ -71,16 +73,16 @@ def test_chat_templates_from_lists_and_files(tmp_path):
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(TokenizerError, match=r"has no tokenizer.json; it has tokenizer.model"):
+    with pytest.raises(TokenizerError, match=r"model\.path=.*: no tokenizer.json .*; it has tokenizer.model"):
         tokenizer_from_directory(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 1}'])
 def test_broken_files_are_named(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=r"tokenizer.json is not a tokenizer"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json: not a tokenizer"):
         tokenizer_from_directory(tmp_path)
     write_directory(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]" if content == "[]" else "{")
-    with pytest.raises(TokenizerError, match=r"tokenizer_config.json (is not JSON|holds a list)"):
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json: (not JSON|holds a list)"):
         tokenizer_from_directory(tmp_path)

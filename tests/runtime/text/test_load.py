@@ -24,7 +24,7 @@ def test_directory_and_file_give_the_same_tokenizer(tmp_path):
 
 
 def test_a_mistake_in_a_file_names_the_file():
-    with pytest.raises(TokenizerError, match=r"some/model.gguf: tokenizer.ggml.pre='x'"):
+    with pytest.raises(TokenizerError, match=r"model\.path=some/model.gguf: tokenizer.ggml.pre='x'"):
         load_tokenizer(gguf(pre="x"))
 
 
