@@ -24,6 +24,11 @@ SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
 """What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
 
 
+ATTENTION_SLOWNESS = 3.0
+"""How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
+on an H200: 225 against 700 TFLOP/s."""
+
+
 @dataclass(frozen=True)
 class MemoryRow:
     """One line of a memory plan."""
@@ -52,6 +57,20 @@ def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
         if isinstance(op, Attention) and op.kv_from is None
     ]
     return PagedKV(name="kv", layers=tuple(layers), dtype=dtype, page_tokens=page_tokens)
+
+
+def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> float:
+    """Return the context, in tokens, at which attention takes a token of a prompt as long as its linear layers do.
+
+    Infinite where every layer has a window. Operations count by how fast they run: ATTENTION_SLOWNESS.
+    """
+    linear = sum(
+        math.prod(info.shape) for name, info in weights.items() if len(info.shape) == 2 and name.startswith("layers.")
+    )
+    reach = sum(
+        op.heads * (op.head_dim + op.v_head_dim) for op in ops(spec) if isinstance(op, Attention) and not op.window
+    )
+    return linear / reach / ATTENTION_SLOWNESS if reach else math.inf
 
 
 def weight_rows(spec: ModelSpec, weights: Mapping[str, WeightInfo], dtype: str, quantize: str) -> list[MemoryRow]:

@@ -13,6 +13,7 @@ from treadle.conf.phase import OnPhase
 from treadle.graph import ops
 from treadle.graph.buckets import SKINNY_TOKENS, assign_buckets
 from treadle.graph.build import BuildOptions, build
+from treadle.graph.footprint import attention_tokens
 from treadle.graph.ir import Graph
 from treadle.graph.program import Executables, Lowering, Program
 from treadle.graph.resolve import Resolved, resolve
@@ -124,6 +125,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_num_seqs=resolved.plan.max_num_seqs,
         max_step_tokens=resolved.plan.max_step_tokens,
         chunk_tokens=deployment.scheduler.chunk_tokens or resolved.plan.max_step_tokens,
+        attention_tokens=attention_tokens(resolved.spec, resolved.checkpoint.weights),
         # Over HTTP the text side bounds the queue; it may see a slot as free before the step loop does.
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=deployment.scheduler.overlap,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -36,7 +37,9 @@ class EngineSettings:
     max_num_seqs: int = 32
     max_step_tokens: int = 512
     chunk_tokens: int = 512
-    """tokens of prompts in a step while at least as many sequences decode as have prompts to compute"""
+    """tokens of a step while at least as many sequences decode as have prompts to compute"""
+    attention_tokens: float = math.inf
+    """context at which attention costs a token of a prompt as much as all the rest does"""
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
@@ -83,6 +86,7 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens,
+            attention_tokens=settings.attention_tokens,
             prefix_cache=settings.prefix_cache,
         )
         self._stepper = Stepper(

@@ -5,6 +5,7 @@ The oldest request always advances: memory for it is taken from the prefix tree 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -59,6 +60,26 @@ class Plan:
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
 
 
+class _Room:
+    """What a step may still take in of prompts: tokens, and work."""
+
+    def __init__(self, tokens: int, work: float) -> None:
+        self._tokens, self._work = tokens, work
+
+    @property
+    def left(self) -> bool:
+        """Whether another chunk fits."""
+        return self._tokens > 0 and self._work > 0
+
+    def take(self, wanted: int, cost: float) -> int:
+        """Return how many of ``wanted`` tokens fit, at least one, each of which is work worth ``cost`` first tokens."""
+        affordable = self._tokens if self._work == math.inf else max(int(self._work / cost), 1)
+        count = min(wanted, self._tokens, affordable)
+        self._tokens -= count
+        self._work -= count * cost
+        return count
+
+
 class Scheduler:
     """Owns the queue, the slots and the pages.
 
@@ -73,6 +94,7 @@ class Scheduler:
         max_num_seqs: int,
         max_step_tokens: int,
         chunk_tokens: int,
+        attention_tokens: float = math.inf,
         prefix_cache: bool,
     ) -> None:
         assert max_num_seqs <= max_step_tokens, "a step must be able to advance every running sequence"
@@ -87,6 +109,7 @@ class Scheduler:
         self._page_tokens = page_tokens
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = chunk_tokens
+        self._attention_tokens = attention_tokens
         self._prefix_cache = prefix_cache
         self._max_num_seqs = max_num_seqs
         self._slots = list(reversed(range(max_num_seqs)))
@@ -112,14 +135,14 @@ class Scheduler:
         plan = Plan()
         self._lacking = 0
         self._plan_decodes(plan)
-        budget = self._prompt_budget(len(plan.decodes))
+        room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
         for sequence in self.running:
-            if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and budget > 0:
-                budget -= self._plan_chunk(plan, sequence, budget)
-        while budget > 0 and self.waiting and self._slots and self._admit(self.waiting[0]):
+            if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and room.left:
+                self._plan_chunk(plan, sequence, room)
+        while room.left and self.waiting and self._slots and self._admit(self.waiting[0]):
             sequence = self.waiting.popleft()
             plan.admitted.append(sequence)
-            budget -= self._plan_chunk(plan, sequence, budget)
+            self._plan_chunk(plan, sequence, room)
         for sequence in plan.sequences:
             sequence.in_flight += 1
         for sequence in plan.sampled:
@@ -162,15 +185,14 @@ class Scheduler:
                 leaked[owner] = leaked.get(owner, 0) + count
         return leaked
 
-    def _prompt_budget(self, num_decodes: int) -> int:
-        """Return how many tokens of prompts a step may compute beside its decodes.
+    def _work_beside(self, num_decodes: int) -> float:
+        """Return how much work on prompts a step may do beside its decodes, in tokens at the start of a prompt.
 
         Where most wait for a first token, large steps serve them best. Where most are being answered, the time between
         their tokens counts: an arriving prompt is cut so small that a step with a part of it takes little longer.
         """
-        room = self._max_step_tokens - num_decodes
         num_prompts = len(self.waiting) + sum(sequence.prefilling for sequence in self.running)
-        return min(room, self._chunk_tokens) if num_decodes >= num_prompts else room
+        return max(self._chunk_tokens - num_decodes, 1) if num_decodes >= num_prompts else math.inf
 
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.
@@ -185,9 +207,9 @@ class Scheduler:
             sequence.computed += 1
             plan.decodes.append(sequence)
 
-    def _plan_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+    def _plan_chunk(self, plan: Plan, sequence: Sequence, room: _Room) -> None:
         start = sequence.computed
-        count = min(sequence.prefill_end - start, budget)
+        count = room.take(sequence.prefill_end - start, 1 + start / self._attention_tokens)
         sequence.computed = start + count
         plan.chunks.append(
             Chunk(sequence=sequence, start=start, count=count, samples=sequence.computed == sequence.prefill_end)
@@ -195,7 +217,6 @@ class Scheduler:
         # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
         # values before it reads any, and later steps run later.
         self._remember(sequence, sequence.computed)
-        return count
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""

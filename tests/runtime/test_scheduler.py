@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from treadle.graph.state import LayerKV, PagedKV
@@ -13,7 +15,14 @@ PAGE = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=PAGE)
 
 
-def make(num_pages: int, *, max_num_seqs: int = 4, max_step_tokens: int = 16, chunk_tokens: int = 16) -> Scheduler:
+def make(
+    num_pages: int,
+    *,
+    max_num_seqs: int = 4,
+    max_step_tokens: int = 16,
+    chunk_tokens: int = 16,
+    attention_tokens: float = math.inf,
+) -> Scheduler:
     allocator = PageAllocator(Slab(offset=KV.page_units, num_units=num_pages * KV.page_units), KV)
     return Scheduler(
         allocator,
@@ -21,6 +30,7 @@ def make(num_pages: int, *, max_num_seqs: int = 4, max_step_tokens: int = 16, ch
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         chunk_tokens=chunk_tokens,
+        attention_tokens=attention_tokens,
         prefix_cache=True,
     )
 
@@ -57,7 +67,7 @@ def test_a_prompt_that_arrives_beside_answers_is_cut_small() -> None:
     assert shape(first) == [("a", 14)]
     collect(scheduler, first)
     queue(scheduler, "b", [1] * 8)
-    for expected in ([("a", 1), ("b", 3)], [("a", 1), ("b", 3)], [("a", 1), ("b", 2)]):
+    for expected in ([("a", 1), ("b", 2)],) * 4:
         made = plan(scheduler)
         assert shape(made) == expected
         collect(scheduler, made)
@@ -73,7 +83,21 @@ def test_prompts_that_outnumber_answers_get_whole_steps() -> None:
     assert shape(made) == [("a", 1), ("b", 9), ("c", 6)]
     collect(scheduler, made)
     # Now as many decode as wait: two answers, one prompt.
-    assert shape(plan(scheduler)) == [("a", 1), ("b", 1), ("c", 3)]
+    assert shape(plan(scheduler)) == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_later_chunks_of_a_long_prompt_are_smaller() -> None:
+    scheduler = make(64, max_step_tokens=16, chunk_tokens=13, attention_tokens=12.0)
+    queue(scheduler, "a", [0] * 2)
+    collect(scheduler, plan(scheduler))
+    queue(scheduler, "b", [1] * 40)
+    counts = []
+    for _ in range(5):
+        made = plan(scheduler)
+        counts.append(made.chunks[0].count)
+        collect(scheduler, made)
+    # Behind 12 tokens one costs twice as much, behind 18 two and a half times ...
+    assert counts == [12, 6, 4, 4, 3]
 
 
 def test_prompts_are_cut_to_what_decodes_leave_of_a_step() -> None:
