@@ -85,6 +85,9 @@ class Checkpoint:
             missing = [name for name, item in wanted.items() if item.required and name not in self._recipes]
             self.initial = {name: wanted[name] for name in missing if _matches(name, allow_missing)}
             self._check(wanted, [name for name in missing if name not in self.initial], allow_unused)
+        unknown = [name for name, item in self.initial.items() if -1 in item.shape]
+        if unknown:
+            raise CheckpointError(_listed("weights whose size only a tensor tells", unknown), key=self._where)
         found = {name: WeightInfo(self._shape(recipe), self._dtype(recipe)) for name, recipe in self._recipes.items()}
         made = {name: WeightInfo(item.shape, "float32") for name, item in self.initial.items()}
         self.weights: Mapping[str, WeightInfo] = found | made
@@ -159,7 +162,8 @@ class Checkpoint:
             if name in self._recipes and not _fits(shape := self._shape(self._recipes[name]), item.shape)
         ]
         if wrong:
-            problems.append(_listed("shapes that do not fit", wrong))
+            # What does not fit in one layer mostly fits in none.
+            problems.append(_listed("shapes that do not fit", wrong, shown=3))
         unreadable = [
             f"{piece.tensor} is {dtype}"
             for recipe in self._recipes.values()
@@ -243,6 +247,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
-def _listed(title: str, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    return f"{len(names)} {title}: {shown}"
+def _listed(title: str, names: Sequence[str], shown: int = 10) -> str:
+    text = ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+    return f"{len(names)} {title}: {text}"

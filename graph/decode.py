@@ -53,10 +53,14 @@ def _explain(message: str, kind: Any, data: Any, where: str, raw: Mapping[str, A
             hint=f"known: {', '.join(fields)}",
         )
     if name and text.startswith("Object missing required field"):
-        source = _raw_at(raw, f"{key}.{name[1]}")
-        hint = f"it stands for {source}, which config.json does not give" if isinstance(source, str) else ""
+        missing = _raw_at(raw, f"{key}.{name[1]}")
+        hint = f"it stands for {missing}, which config.json does not give" if isinstance(missing, str) else ""
         return SpecError("a value is required", key=f"{key}.{name[1]}", hint=hint)
     value = _value_at(data, steps)
+    if isinstance(value, (dict, list)):
+        value = None
+    source = _raw_at(raw, key)
+    stands = f"it stands for {source}" if isinstance(source, str) and source.startswith("${") else ""
     choices = _choices(kind, steps, data)
     problem = text[0].lower() + text[1:]
     if choices:
@@ -65,10 +69,9 @@ def _explain(message: str, kind: Any, data: Any, where: str, raw: Mapping[str, A
             key=key,
             value=value,
             nearest=nearest(str(value), choices),
-            hint=f"choices: {', '.join(choices)}",
+            hint="; ".join(filter(None, [f"choices: {', '.join(choices)}", stands])),
         )
-    source = _raw_at(raw, key)
-    return SpecError(problem, key=key, value=value, hint=f"from {source}" if source != value and source else "")
+    return SpecError(problem, key=key, value=value, hint=stands)
 
 
 def _value_at(data: Any, steps: list[str]) -> Any:
@@ -83,7 +86,24 @@ def _value_at(data: Any, steps: list[str]) -> Any:
 
 
 def _raw_at(raw: Mapping[str, Any], key: str) -> Any:
-    return _value_at(raw, [step for step in re.split(r"[.\[\]]+", key) if step])
+    """Return what stands at a path of the description, or at the places that it refers to on the way."""
+    steps = [step for step in re.split(r"[.\[\]]+", key) if step]
+    for _ in range(9):
+        for done in range(len(steps) + 1):
+            value = _value_at(raw, steps[:done])
+            if isinstance(value, str) and (target := _referred(value, raw)):
+                steps = [*target, *steps[done:]]
+                break
+        else:
+            return value
+    return None
+
+
+def _referred(value: str, raw: Mapping[str, Any]) -> list[str]:
+    """Return the path that ``${a.b}``, or the name of a rope table, stands for; empty for other text."""
+    if match := re.fullmatch(r"\$\{([\w.]+)\}", value):
+        return match[1].split(".")
+    return ["rope", value] if value in (raw.get("rope") or {}) else []
 
 
 def _types_at(kind: Any, steps: list[str], data: Any) -> list[inspect.Type]:

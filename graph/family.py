@@ -19,8 +19,19 @@ import treadle.conf
 from treadle.conf.errors import nearest
 from treadle.graph.decode import decode, decode_optional
 from treadle.graph.expression import Resolver, evaluate
-from treadle.graph.layers import LayerReader
-from treadle.graph.spec import Embed, Head, ModelSpec, PerLayerInput, Quant, Residual, Rule, Sizes, SpecError
+from treadle.graph.layers import LayerReader, layer_count
+from treadle.graph.spec import (
+    Embed,
+    EndTokens,
+    Head,
+    ModelSpec,
+    PerLayerInput,
+    Quant,
+    Residual,
+    Rule,
+    Sizes,
+    SpecError,
+)
 
 FAMILIES = Path(next(iter(treadle.conf.__path__))) / "model" / "family"
 """The descriptions that come with treadle."""
@@ -110,10 +121,13 @@ def load_spec(family: str, config: Mapping[str, Any], search: Sequence[Path] = (
             raise SpecError("unknown section", key=name, nearest=nearest(name, SECTIONS), hint=f"in family {family}")
     tree.setdefault("final_norm", "${norm}")
     resolver = Resolver(tree, config)
+    # Alone and first: other values may be made for every layer.
+    layer_count(resolver.resolve((tree.get("layers") or {}).get("count"), "layers.count"), tree)
     values = {name: resolver.resolve(value, name) for name, value in tree.items()}
     reader = LayerReader(values, tree)
     sizes = decode(Sizes, values.get("sizes") or {}, "sizes", tree)
     mtp = values.get("mtp")
+    decode(EndTokens, {"eos_token_id": config.get("eos_token_id")}, "config", tree)
     return ModelSpec(
         family=family,
         hidden=sizes.hidden,

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from treadle.graph.primitives import Data, Norm
+from treadle.graph.primitives import Activation, Count, Data, Magnitude, Norm, Real, Size
 
 
 class Feedforward(Data, frozen=True, kw_only=True):
     """The fields that dense and expert feed-forwards share."""
 
     gated: bool = True
-    act: str = "silu"
-    intermediate: int = 0
+    act: Activation = "silu"
+    intermediate: Count = 0
     """channels of gate and up; 0: taken from the tensors"""
     bias: bool = False
     """gate, up and down must have biases; one that merely exists is used all the same"""
-    limit: float | None = None
-    alpha: float = 1.702
-    beta: float | None = None
-    linear_beta: float | None = None
-    gate_scale: float = 1.0
-    out_scale: float = 1.0
+    limit: Real | None = None
+    alpha: Real = 1.702
+    beta: Real | None = None
+    linear_beta: Real | None = None
+    gate_scale: Real = 1.0
+    out_scale: Real = 1.0
     inner_norm: Norm | None = None
-    sparsity: float = 0.0
+    sparsity: Magnitude = 0.0
     learned_scale: bool = False
 
 
@@ -34,8 +34,8 @@ class Mlp(Feedforward, frozen=True, kw_only=True, tag_field="op", tag="mlp"):
 class Groups(Data, frozen=True, kw_only=True):
     """Experts in groups of which only some may be chosen."""
 
-    n: int = 1
-    topk: int = 1
+    n: Size = 1
+    topk: Size = 1
     score: Literal["max", "top2"] = "max"
     fill: float = float("-inf")
 
@@ -48,16 +48,16 @@ class Router(Data, frozen=True, kw_only=True):
     correction: bool = False
     groups: Groups | None = None
     normalize: bool = False
-    norm_eps: float = 0.0
-    norm_min: float = 0.0
-    scale: float = 1.0
-    softcap: float = 0.0
+    norm_eps: Magnitude = 0.0
+    norm_min: Magnitude = 0.0
+    scale: Real = 1.0
+    softcap: Magnitude = 0.0
     input: Literal["normed", "residual"] = "normed"
     input_norm: Norm | None = None
     per_expert_scale: bool = False
     hash: bool = False
-    always: int = 0
-    sparsemixer: float = 0.0
+    always: Count = 0
+    sparsemixer: Magnitude = 0.0
 
 
 class Shared(Feedforward, frozen=True, kw_only=True):
@@ -76,12 +76,12 @@ class Latent(Data, frozen=True, kw_only=True):
 class Moe(Feedforward, frozen=True, kw_only=True, tag_field="op", tag="moe"):
     """A mixture of experts."""
 
-    experts: int
-    top_k: int
+    experts: Size
+    top_k: Size
     router: Router = Router()
     shared: Shared | None = None
     latent: Latent | None = None
-    zero_experts: int = 0
+    zero_experts: Count = 0
     apply: Literal["output", "input"] = "output"
     pre: Norm | None = None
     post: Norm | None = None

@@ -24,6 +24,21 @@ _OP_SLOTS = ("op", "branches", "pre", "post", "post_residual")
 _ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 
 
+MAX_LAYERS = 1024
+"""more than any model has, and few enough to describe each"""
+
+
+def layer_count(count: object, raw: Mapping[str, Any]) -> int:
+    """Return the number of layers. Raises: SpecError, so that nothing is made of a billion of them."""
+    if type(count) is not int or not 1 <= count <= MAX_LAYERS:
+        source = (raw.get("layers") or {}).get("count")
+        stands = f"; it stands for {source}" if isinstance(source, str) else ""
+        raise SpecError(
+            "not a number of layers", key="layers.count", value=count, hint=f"1 to {MAX_LAYERS} are possible{stands}"
+        )
+    return count
+
+
 class LayerReader:
     """Reads the ``layers``, ``ops`` and ``rope`` sections of one description whose interpolations are resolved."""
 
@@ -37,11 +52,7 @@ class LayerReader:
         for name in self.stack:
             if name not in ("count", "kinds", "sub", "scalar"):
                 raise SpecError("unknown field", key=f"layers.{name}", hint="known: count, kinds, sub, scalar")
-        count = self.stack.get("count")
-        if type(count) is not int or count < 1:
-            hint = str((raw.get("layers") or {}).get("count"))
-            raise SpecError("a positive number of layers is required", key="layers.count", value=count, hint=hint)
-        self._count = count
+        self._count = count = layer_count(self.stack.get("count"), raw)
         kinds = self.stack.get("kinds")
         self._kinds: list[str | None] = [None] * count
         if kinds is not None:
@@ -49,6 +60,9 @@ class LayerReader:
                 self._at(kinds if isinstance(kinds, dict) else {"per_layer": kinds}, i, "layers.kinds")
                 for i in range(count)
             ]
+            for i, kind in enumerate(self._kinds):
+                if not isinstance(kind, str):
+                    raise SpecError("the name of a kind of layer is required", key=f"layers.kinds[{i}]", value=kind)
 
     def layers(self) -> tuple[Layer, ...]:
         """Return every layer with the values it really has. Equal ops and norms are one object."""
@@ -161,7 +175,9 @@ class LayerReader:
         if name not in self._tables:
             raise SpecError("no such rope table", key=where, value=name, nearest=nearest(name, self._tables))
         table = self._at(self._tables[name], layer, f"rope.{name}")
-        scaling = dict(table.get("scaling") or {})
+        scaling = table.get("scaling") or {}
+        if not isinstance(scaling, Mapping):
+            raise SpecError("a map is required", key=f"rope.{name}.scaling", value=scaling)
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
         # config.json keeps more beside the scaling (theta, sections of image positions): only what stretches is kept
         known = {field.encode_name for field in msgspec.structs.fields(Scaling)}
@@ -213,7 +229,13 @@ class LayerReader:
         if pattern.get("list") is not None:
             return self._listed(pattern["list"], layer, where)
         if pattern.get("period") is not None:
-            inside = layer % int(pattern["period"]) in (pattern.get("at") or ())
+            inside = layer % _whole(pattern["period"], 1, f"{where}.period") in (pattern.get("at") or ())
         else:
-            inside = layer < int(pattern.get("first") or 0)
+            inside = layer < _whole(pattern.get("first") or 0, 0, f"{where}.first")
         return pattern.get("value") if inside else pattern.get("else")
+
+
+def _whole(value: Any, low: int, where: str) -> int:
+    if type(value) is not int or value < low:
+        raise SpecError(f"a whole number from {low} on is required", key=where, value=value)
+    return value

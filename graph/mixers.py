@@ -6,13 +6,24 @@ from typing import Literal
 
 import msgspec
 
-from treadle.graph.primitives import Data, Norm, QKNorm, RopeTable
+from treadle.graph.primitives import (
+    Activation,
+    Count,
+    Data,
+    Magnitude,
+    Norm,
+    Positive,
+    QKNorm,
+    Real,
+    RopeTable,
+    Size,
+)
 
 
 class Gate(Data, frozen=True, kw_only=True):
     """act(W x) times the attention output, before the output projection."""
 
-    act: str = "sigmoid"
+    act: Activation = "sigmoid"
     per: Literal["element", "head"] = "element"
     source: Literal["hidden", "q_lora"] = msgspec.field(default="hidden", name="from")
 
@@ -20,8 +31,8 @@ class Gate(Data, frozen=True, kw_only=True):
 class Temperature(Data, frozen=True, kw_only=True):
     """Queries times 1 + beta * log(1 + floor((position + shift) / length))."""
 
-    beta: float
-    length: int
+    beta: Real
+    length: Size
     shift: int = 0
 
 
@@ -29,9 +40,9 @@ class Index(Data, frozen=True, kw_only=True):
     """A sparse choice of keys, made by a small attention of its own."""
 
     kind: Literal["dsa", "block"]
-    heads: int
-    dim: int
-    topk: int
+    heads: Size
+    dim: Size
+    topk: Size
     q_from: Literal["hidden", "q_lora"] = "hidden"
     q_norm: Norm | None = None
     k_norm: Norm | None = None
@@ -40,30 +51,30 @@ class Index(Data, frozen=True, kw_only=True):
     at: Literal["head", "tail"] = "head"
     share: bool = False
     """reuse the previous layer's choice"""
-    block: int = 0
-    local: int = 0
+    block: Count = 0
+    local: Count = 0
 
 
 class Relative(Data, frozen=True, kw_only=True):
     """A learned bias by distance, up to ``extent``."""
 
-    extent: int
+    extent: Size
 
 
 class Differential(Data, frozen=True, kw_only=True):
     """The difference of two attentions, normalised."""
 
-    eps: float = 1e-6
+    eps: Positive = 1e-6
 
 
 class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"):
     """Softmax attention over paged keys and values; weights q, k, v, o (and q_norm, k_norm, sinks, gate, ...)."""
 
-    heads: int
-    kv_heads: int = 0
+    heads: Size
+    kv_heads: Count = 0
     """0 becomes ``heads``"""
-    head_dim: int
-    v_head_dim: int = 0
+    head_dim: Size
+    v_head_dim: Count = 0
     """0 becomes ``head_dim``"""
     bias: bool = False
     """q, k and v must have biases; one that merely exists is used all the same"""
@@ -71,24 +82,24 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
     rope: RopeTable | None = None
     layout: Literal["half", "interleaved", "half_neg"] = "half"
     rope_at: Literal["head", "tail"] = "head"
-    window: int = 0
+    window: Count = 0
     """a query sees keys at distance < window; 0: all"""
-    chunk: int = 0
-    scale: float = 0.0
+    chunk: Count = 0
+    scale: Magnitude = 0.0
     """0 becomes head_dim ** -0.5"""
-    softcap: float = 0.0
+    softcap: Magnitude = 0.0
     qk_norm: QKNorm | None = None
     v_norm: Norm | None = None
     out_norm: Norm | None = None
     gate: Gate | None = None
     sinks: bool = False
     alibi: Literal["plain", "prescale"] | None = None
-    clip: float = 0.0
+    clip: Magnitude = 0.0
     q_temperature: Temperature | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_scale: Real = 1.0
+    v_scale: Real = 1.0
     v_from_k: bool = False
-    kv_from: int | None = None
+    kv_from: Count | None = None
     """the layer whose keys and values are read instead of own ones"""
     k_conv: bool = False
     rel: Relative | None = None
@@ -106,28 +117,30 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
             set_field(self, "scale", self.head_dim**-0.5)
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.rope is not None and self.rope.dim > self.head_dim:
+            raise ValueError(f"rope turns {self.rope.dim} channels of {self.head_dim}")
 
 
 class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):
     """Multi-head latent attention; cache = latent and rope key."""
 
-    heads: int
-    q_lora: int | None = None
-    kv_lora: int
-    nope: int
-    rope_dim: int
-    v_dim: int
+    heads: Size
+    q_lora: Size | None = None
+    kv_lora: Size
+    nope: Size
+    rope_dim: Size
+    v_dim: Size
     rope: RopeTable | None = None
     layout: Literal["half", "interleaved", "half_neg"] = "interleaved"
     lora_norm: Norm = Norm()
-    scale: float = 0.0
+    scale: Magnitude = 0.0
     """0 becomes (nope + rope_dim) ** -0.5"""
-    q_lora_scale: float = 1.0
-    kv_lora_scale: float = 1.0
+    q_lora_scale: Real = 1.0
+    kv_lora_scale: Real = 1.0
     q_concat_raw: bool = False
     gate: Gate | None = None
     sinks: bool = False
-    window: int = 0
+    window: Count = 0
     index: Index | None = None
 
     def __post_init__(self) -> None:
@@ -140,26 +153,26 @@ class Delta(Data, frozen=True, kw_only=True, tag_field="op", tag="delta"):
     """The gated delta rule, with a decay per head or per channel."""
 
     decay: Literal["head", "channel"]
-    k_heads: int
-    v_heads: int
-    k_dim: int
-    v_dim: int
+    k_heads: Size
+    v_heads: Size
+    k_dim: Size
+    v_dim: Size
     decay_rank: bool = False
     gate_rank: bool = False
-    decay_floor: float | None = None
-    beta_scale: float = 1.0
+    decay_floor: Real | None = None
+    beta_scale: Real = 1.0
     out_norm: Norm
 
 
 class Mamba2(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba2"):
     """The Mamba-2 mixer."""
 
-    heads: int
-    head_dim: int
-    state: int
-    groups: int
+    heads: Size
+    head_dim: Size
+    state: Size
+    groups: Size
     dt_limit: tuple[float, float] | None = None
-    in_scale: float = 1.0
+    in_scale: Real = 1.0
     in_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     """of z, x, B, C, dt"""
     out_norm: Norm | None = None
@@ -168,29 +181,29 @@ class Mamba2(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba2"):
 class Mamba1(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba1"):
     """The Mamba mixer."""
 
-    state: int
-    dt_rank: int
+    state: Size
+    dt_rank: Size
     inner_norm: Norm | None = None
 
 
 class ShortConv(Data, frozen=True, kw_only=True, tag_field="op", tag="short_conv"):
     """C * conv(B * x)."""
 
-    kernel: int
+    kernel: Size
 
 
 class CompressIndex(Data, frozen=True, kw_only=True):
     """The choice among compressed rows."""
 
-    heads: int
-    dim: int
-    topk: int
+    heads: Size
+    dim: Size
+    topk: Size
 
 
 class Compress(Data, frozen=True, kw_only=True):
     """One cached row for every ``rate`` tokens."""
 
-    rate: int
+    rate: Size
     overlap: bool = False
     index: CompressIndex | None = None
 
@@ -198,10 +211,10 @@ class Compress(Data, frozen=True, kw_only=True):
 class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
     """A window beside compressed keys."""
 
-    heads: int
-    head_dim: int
-    o_groups: int
-    window: int
+    heads: Size
+    head_dim: Size
+    o_groups: Size
+    window: Count
     norm: Norm
     rope: RopeTable
     compress: Compress | None = None
@@ -210,16 +223,16 @@ class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
 class DecayAttention(Data, frozen=True, kw_only=True, tag_field="op", tag="decay_attention"):
     """Linear attention with a fixed decay per head."""
 
-    heads: int
-    head_dim: int
-    layers: int
+    heads: Size
+    head_dim: Size
+    layers: Size
     out_norm: Norm
 
 
 class Rglru(Data, frozen=True, kw_only=True, tag_field="op", tag="rglru"):
     """The real-gated linear recurrent unit."""
 
-    heads: int
+    heads: Size
 
 
 class Rwkv4(Data, frozen=True, kw_only=True, tag_field="op", tag="rwkv4"):

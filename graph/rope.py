@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from treadle.graph.spec import RopeTable, SpecError
+from treadle.graph.spec import RopeTable
 
 
 def rope_rows(table: RopeTable, rows: int, device: torch.device | str = "cpu") -> Tensor:
@@ -21,7 +21,6 @@ def rope_rows(table: RopeTable, rows: int, device: torch.device | str = "cpu") -
     tokens. Up to the trained length it is the table of every shorter sequence too.
 
     Shapes: float32 [rows, dim], dim / 2 cosines and dim / 2 sines in a row.
-    Raises: SpecError for a scaling that lacks a value it needs.
     """
     inverse, factor = _frequencies(table, rows)
     positions = torch.arange(rows, dtype=torch.float32)
@@ -36,7 +35,7 @@ def _frequencies(table: RopeTable, rows: int) -> tuple[Tensor, float]:
         case "default":
             return _plain(table.theta, table.dim), 1.0
         case "linear":
-            return _plain(table.theta, table.dim) / _need(scaling.factor, "factor", table), 1.0
+            return _plain(table.theta, table.dim) / table.factor, 1.0
         case "dynamic":
             return _dynamic(table, rows), 1.0
         case "llama3":
@@ -58,15 +57,13 @@ def _dynamic(table: RopeTable, rows: int) -> Tensor:
     if scaling.alpha is not None:
         growth = scaling.alpha
     else:
-        trained = _need(scaling.max_position_embeddings or table.max_positions, "max_positions", table)
-        factor = _need(scaling.factor, "factor", table)
-        growth = factor * max(rows, trained) / trained - (factor - 1)
+        growth = table.factor * max(rows, table.trained) / table.trained - (table.factor - 1)
     return _plain(table.theta * growth ** (dim / (dim - 2)), dim)
 
 
 def _llama3(table: RopeTable) -> Tensor:
     scaling, plain = table.scaling, _plain(table.theta, table.dim)
-    factor, original = _need(scaling.factor, "factor", table), _original(table)
+    factor, original = table.factor, table.original
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / plain
     stretched = torch.where(wavelength > original / low, plain / factor, plain)
@@ -77,8 +74,7 @@ def _llama3(table: RopeTable) -> Tensor:
 
 def _yarn(table: RopeTable) -> tuple[Tensor, float]:
     scaling, dim, theta = table.scaling, table.dim, table.theta
-    original = _original(table)
-    factor = scaling.factor or _need(table.max_positions, "max_positions", table) / original
+    original, factor = table.original, table.factor
 
     def channel(rotations: float) -> float:
         """The channel that turns this often over the original length."""
@@ -107,14 +103,11 @@ def _yarn(table: RopeTable) -> tuple[Tensor, float]:
 
 def _longrope(table: RopeTable, rows: int) -> tuple[Tensor, float]:
     scaling, dim = table.scaling, table.dim
-    original = _original(table)
+    original, factor = table.original, table.factor
     divisors = scaling.long_factor if rows > original else scaling.short_factor
-    if len(divisors) != dim // 2:
-        raise SpecError(f"longrope needs {dim // 2} short and long factors", key="rope", value=len(divisors))
     inverse = 1.0 / (torch.tensor(divisors) * table.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     if scaling.attention_factor is not None:
         return inverse, scaling.attention_factor
-    factor = scaling.factor or _need(table.max_positions, "max_positions", table) / original
     return inverse, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
@@ -124,15 +117,3 @@ def _proportional(table: RopeTable) -> Tensor:
     turning = int(table.scaling.partial_rotary_factor * dim // 2)
     inverse = 1.0 / table.theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.int64).float() / dim)
     return torch.cat([inverse, torch.zeros(dim // 2 - turning)]) / (table.scaling.factor or 1.0)
-
-
-def _original(table: RopeTable) -> int:
-    """Return the length before stretching; files that leave it out mean the maximum."""
-    value = table.scaling.original_max_position_embeddings or table.max_positions
-    return int(_need(value, "original_max_position_embeddings", table))
-
-
-def _need(value: float | None, name: str, table: RopeTable) -> float:
-    if not value:
-        raise SpecError(f"{table.scaling.rope_type} rope needs {name}", key="rope.scaling")
-    return value

@@ -32,7 +32,20 @@ from treadle.graph.mixers import (
     ShortConv,
     Temperature,
 )
-from treadle.graph.primitives import Data, Norm, QKNorm, RopeTable, Scaling, SpecError
+from treadle.graph.primitives import (
+    Activation,
+    Count,
+    Data,
+    Magnitude,
+    Norm,
+    Positive,
+    QKNorm,
+    Real,
+    RopeTable,
+    Scaling,
+    Size,
+    SpecError,
+)
 
 __all__ = [
     "Attention",
@@ -44,6 +57,7 @@ __all__ = [
     "Delta",
     "Differential",
     "Embed",
+    "EndTokens",
     "Feedforward",
     "Gate",
     "Groups",
@@ -87,24 +101,30 @@ __all__ = [
 class Sizes(Data, frozen=True, kw_only=True):
     """The sizes that the whole decoder shares."""
 
-    hidden: int
-    vocab: int
-    max_positions: int
+    hidden: Size
+    vocab: Size
+    max_positions: Size
     """tokens of the longest sequence that the model was made for"""
+
+
+class EndTokens(Data, frozen=True, kw_only=True):
+    """What config.json says about the end of an answer."""
+
+    eos_token_id: Count | tuple[Count, ...] = ()
 
 
 class Positions(Data, frozen=True, kw_only=True):
     """Position vectors added to the embedding."""
 
     kind: Literal["learned", "sinusoidal"] = "learned"
-    offset: int = 0
+    offset: Count = 0
     endpoint: bool = True
 
 
 class Embed(Data, frozen=True, kw_only=True):
     """Token ids to hidden states."""
 
-    scale: float = 1.0
+    scale: Real = 1.0
     """rounded to the weight's dtype before the product"""
     norm: Norm | None = None
     positions: Positions | None = None
@@ -117,21 +137,21 @@ class Head(Data, frozen=True, kw_only=True):
     tied: bool = False
     """the weight is the embedding's"""
     bias: bool = False
-    in_scale: float = 1.0
-    scale: float = 1.0
-    softcap: float = 0.0
+    in_scale: Real = 1.0
+    scale: Real = 1.0
+    softcap: Magnitude = 0.0
 
 
 class Residual(Data, frozen=True, kw_only=True):
     """How a sublayer reads from, and writes to, the residual stream(s)."""
 
     kind: Literal["add", "mhc", "hc_diag", "attn_res"] = "add"
-    streams: int = 1
-    iters: int = 1
-    eps: float = 1e-6
-    norm_eps: float = 1e-6
-    magnitude: float = 1.0
-    block: int = 1
+    streams: Size = 1
+    iters: Size = 1
+    eps: Positive = 1e-6
+    norm_eps: Positive = 1e-6
+    magnitude: Real = 1.0
+    block: Size = 1
 
 
 Op = Attention | Mla | Delta | Mamba2 | Mamba1 | ShortConv | Mlp | Moe | Csa | DecayAttention | Rglru | Rwkv4
@@ -145,8 +165,8 @@ class Branch(Data, frozen=True, kw_only=True):
     op: Op
     pre: Norm | None = None
     post: Norm | None = None
-    in_scale: float = 1.0
-    scale: float = 1.0
+    in_scale: Real = 1.0
+    scale: Real = 1.0
 
 
 class Sub(Data, frozen=True, kw_only=True):
@@ -158,8 +178,8 @@ class Sub(Data, frozen=True, kw_only=True):
     """instead of ``op``"""
     pre: Norm | None = None
     post: Norm | None = None
-    skip_scale: float = 1.0
-    out_scale: float = 1.0
+    skip_scale: Real = 1.0
+    out_scale: Real = 1.0
     residual_from: Literal["input", "normed"] = "input"
     post_residual: Norm | None = None
     post_conv: bool = False
@@ -183,8 +203,8 @@ class Layer(Data, frozen=True, kw_only=True):
 class PerLayerInput(Data, frozen=True, kw_only=True):
     """A second embedding that every layer reads its own slice of."""
 
-    dim: int
-    act: str
+    dim: Size
+    act: Activation
     norm: Norm
 
 
@@ -205,7 +225,7 @@ class MtpHead(Data, frozen=True, kw_only=True):
 class Mtp(Data, frozen=True, kw_only=True):
     """Draft layers that predict further tokens."""
 
-    count: int = 0
+    count: Count = 0
     combine: MtpCombine | None = None
     layer: tuple[Sub, ...] = ()
     head: MtpHead | None = None
@@ -223,7 +243,7 @@ class Split(Data, frozen=True, kw_only=True):
     """View ``dim`` as [groups, sum(sizes)] and split inside each group; sizes may be relative; a null target drops."""
 
     dim: int = 0
-    groups: int = 1
+    groups: Size = 1
     sizes: tuple[int, ...]
     to: tuple[str | None, ...]
 

@@ -152,16 +152,30 @@ def test_prefixes_are_stripped() -> None:
 
 def test_missing_and_unused_are_all_named() -> None:
     tensors = {**weights(), **{f"extra{i}": counted(1) for i in range(13)}}
-    del tensors["layers.0.mlp.up.weight"]
+    del tensors["embed.weight"]
     with pytest.raises(CheckpointError) as error:
         checkpoint(tensors)
-    assert "1 weights that no tensor gives: layers.0.mlp.up.weight" in str(error.value)
+    assert "1 weights that no tensor gives: embed.weight" in str(error.value)
     assert "13 tensors that nothing reads: extra0, " in str(error.value)
     assert "extra9 and 3 more" in str(error.value)
-    made = checkpoint(tensors, allow_unused=[r"extra\d+"], allow_missing=[r"layers\.0\.mlp\.up\..*"])
-    assert set(made.initial) == {"layers.0.mlp.up.weight"}
+    made = checkpoint(tensors, allow_unused=[r"extra\d+"], allow_missing=["embed.*"])
+    assert set(made.initial) == {"embed.weight"}
     with pytest.raises(CheckpointError, match="extra0"):
         checkpoint(tensors, allow_unused=["xtra"], allow_missing=[".*"])
+
+
+def test_a_size_that_fits_no_layer_is_not_told_of_every_layer() -> None:
+    source = open_source(tiny("llama").path)
+    with pytest.raises(CheckpointError, match=r"shapes that do not fit: .*, .*, .* and \d+ more") as error:
+        Checkpoint(source, load_spec("llama", {**source.config, "hidden_size": 4096}))
+    assert str(error.value).count("config.json makes it") == 3
+
+
+def test_random_weights_need_every_size() -> None:
+    """The toy leaves the width of its MLP to the tensors."""
+    spec = msgspec.structs.replace(NO_NORM_SPEC, rules=(PLAIN,))
+    with pytest.raises(CheckpointError, match=r"only a tensor tells: layers\.0\.mlp\.up\.weight"):
+        Checkpoint(DummySource({}), spec)
 
 
 def test_tensors_that_no_rule_knows(tmp_path: Path) -> None:

@@ -96,11 +96,14 @@ def test_a_missing_value_is_named(scaling: Scaling, message: str) -> None:
         rope_rows(RopeTable(dim=DIM, scaling=scaling), 4)
 
 
+FACTORS = {"short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
+
+
 def test_config_names_of_scaling_are_translated() -> None:
     values = {
         "layers": {"count": 1, "sub": {"a": {"op": "a"}}},
         "ops": {"a": {"op": "attention", "heads": 1, "head_dim": 8, "rope": "t"}},
-        "rope": {"t": {"dim": 8, "scaling": {"type": "su", "rope_theta": 3.0, "mrope_section": [1, 2]}}},
+        "rope": {"t": {"dim": 8, "max_positions": 8, "scaling": {"type": "su", "mrope_section": [1, 2], **FACTORS}}},
     }
     op = LayerReader(values, values).layers()[0].subs[0].op
-    assert op.rope.scaling == Scaling(rope_type="longrope")  # type: ignore[union-attr]
+    assert op.rope.scaling == Scaling(rope_type="longrope", **FACTORS)  # type: ignore[union-attr]

@@ -1,7 +1,10 @@
+from typing import get_args
+
 import pytest
 import torch
 from transformers.activations import ACT2FN
 
+from treadle.graph.primitives import Activation
 from treadle.kernels.activation import ACTIVATIONS, UnknownActivationError
 
 SHARED = sorted(ACTIVATIONS.keys() & ACT2FN.keys())
@@ -11,6 +14,10 @@ SHARED = sorted(ACTIVATIONS.keys() & ACT2FN.keys())
 def test_it_is_the_function_of_that_name(act: str):
     x = torch.linspace(-12, 12, 1001)
     torch.testing.assert_close(torch.ops.treadle.activation(x, act), ACT2FN[act](x), atol=2e-6, rtol=1e-5)
+
+
+def test_descriptions_may_name_what_is_there():
+    assert set(get_args(Activation)) == ACTIVATIONS.keys()
 
 
 def test_the_names_that_models_use_are_there():
@@ -25,8 +32,8 @@ def test_the_names_that_models_use_are_there():
 def test_the_gated_forms_agree(dtype: torch.dtype):
     gate, up = torch.randn(5, 33).to(dtype), torch.randn(5, 33).to(dtype)
     expected = torch.nn.functional.silu(gate) * up
-    assert torch.equal(torch.ops.treadle.act_mul(gate, up, "silu"), expected)
-    assert torch.equal(torch.ops.treadle.gated_activation(torch.cat([gate, up], -1), "silu"), expected)
+    torch.testing.assert_close(torch.ops.treadle.act_mul(gate, up, "silu"), expected)
+    torch.testing.assert_close(torch.ops.treadle.gated_activation(torch.cat([gate, up], -1), "silu"), expected)
 
 
 def test_a_result_is_never_its_input():
