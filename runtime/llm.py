@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.load import compose, model_overrides
 from treadle.runtime.completion import RequestOutput, request_output
 from treadle.runtime.driver import Driver, StepEngine
+from treadle.runtime.keywords import llm_overrides
 from treadle.runtime.progress import AnswerBar, PhaseBars
 from treadle.runtime.request import Request, RequestError, SamplingParams
 from treadle.runtime.text.load import load_tokenizer
@@ -27,26 +27,12 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 
 
-KEYWORDS = {
-    "dtype": "model.dtype",
-    "max_model_len": "model.max_len",
-    "block_size": "kv.page_tokens",
-    "enable_prefix_caching": "kv.prefix_cache",
-    "max_num_seqs": "scheduler.max_num_seqs",
-    "max_num_batched_tokens": "scheduler.max_step_tokens",
-}
-"""vLLM's names of what is also a key of the configuration"""
-
-NEUTRAL = {"tensor_parallel_size": (1,), "pipeline_parallel_size": (1,), "trust_remote_code": (True, False)}
-"""keywords of vLLM with the values that ask for nothing: one device, and no model of ours needs foreign code"""
-
-
 class LLM:
     """A model in this process.
 
     ``model`` is a directory, a .gguf file or the name of a configured model; None takes the default one. ``overrides``
-    are configuration in Hydra's syntax, as on the command line; a few of vLLM's keywords (``max_model_len=4096``) mean
-    the same as theirs. Not for use by several threads at once.
+    are configuration in Hydra's syntax, as on the command line; vLLM's keywords (``max_model_len=4096``) mean the
+    same as theirs, or are refused by name. Not for use by several threads at once.
 
     Raises: ConfigError for a configuration that cannot be served, before any weight is read.
     """
@@ -61,7 +47,9 @@ class LLM:
     ) -> None:
         chosen = [] if model is None else model_overrides(str(model))
         overrides = [overrides] if isinstance(overrides, str) else overrides
-        deployment = compose([*chosen, *_keyword_overrides(keywords), *overrides], config_dir)
+        deployment = compose(
+            [*chosen, *llm_overrides(keywords, None if model is None else str(model)), *overrides], config_dir
+        )
         from treadle.graph.resolve import resolve
 
         with PhaseBars() as bars:
@@ -254,18 +242,3 @@ def _build(resolved: Resolved, tokenizer: Tokenizer) -> tuple[StepEngine, Tokeni
 
     with PhaseBars() as bars:
         return build_engine(resolved, bars), tokenizer, limits_of(resolved)
-
-
-def _keyword_overrides(keywords: Mapping[str, Any]) -> list[str]:
-    """Return vLLM's keywords as overrides. Raises ConfigError for one that means nothing here."""
-    overrides = []
-    for name, value in keywords.items():
-        if value in NEUTRAL.get(name, ()):
-            continue
-        if name not in KEYWORDS:
-            problem = "not supported by LLM" if name in NEUTRAL else "no such keyword of LLM"
-            hint = "any key of the configuration goes into overrides=['group.key=value']"
-            raise ConfigError(problem, key=name, value=value, nearest=nearest(name, KEYWORDS), hint=hint)
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        overrides.append(f"{KEYWORDS[name]}={text}")
-    return overrides

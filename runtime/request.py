@@ -5,10 +5,13 @@ Names and defaults are those of the OpenAI API and of vLLM's SamplingParams, so 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
+
+from treadle.conf.errors import nearest
+from treadle.runtime.keywords import NEUTRAL_PARAMS, asks_nothing
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -21,7 +24,26 @@ class RequestError(ValueError):
         self.field = field
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class ParamsMeta(msgspec.StructMeta):
+    """How SamplingParams are made by hand: also with vLLM's other parameters, as long as they ask for nothing."""
+
+    def __call__(cls, *values: Any, **keywords: Any) -> Any:
+        """Return the parameters. Raises RequestError for a name that is none, or a value that is not supported."""
+        if values:
+            raise RequestError("sampling parameters are given by name: SamplingParams(temperature=0.8)")
+        given = {name: value for name, value in keywords.items() if not asks_nothing(name, value, NEUTRAL_PARAMS)}
+        for name, value in given.items():
+            if name in NEUTRAL_PARAMS:
+                takes = " or ".join(map(repr, NEUTRAL_PARAMS[name] or (None,)))
+                raise RequestError(f"{name}={value!r} is not supported yet; {name} takes {takes}", name)
+            if name not in cls.__struct_fields__:
+                close = nearest(name, [*cls.__struct_fields__, *NEUTRAL_PARAMS])
+                hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(cls.__struct_fields__)}"
+                raise RequestError(f"{name} is not a sampling parameter{hint}", name)
+        return super().__call__(**given)
+
+
+class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=True):
     """How the tokens of one request are chosen and when it ends. Raises RequestError (field named) from ``check``."""
 
     temperature: float = 1.0
@@ -69,24 +91,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, vocab: int) -> None:
         """Raise RequestError if a value is outside its range."""
-        limits: list[tuple[str, float, float, float]] = [
+        limits: list[tuple[str, float, float, float | None]] = [
+            ("max_tokens", self.max_tokens if self.max_tokens is not None else 1, 1, None),
             ("temperature", self.temperature, 0.0, 100.0),
             ("top_k", self.top_k, -1, vocab),
             ("min_p", self.min_p, 0.0, 1.0),
-            ("min_tokens", self.min_tokens, 0, self.max_tokens if self.max_tokens is not None else float("inf")),
+            ("min_tokens", self.min_tokens, 0, None),
             ("logprobs", self.logprobs or 0, 0, MAX_LOGPROBS),
-            ("max_tokens", self.max_tokens if self.max_tokens is not None else 1, 1, float("inf")),
             ("seed", self.seed or 0, -(2**63), 2**63 - 1),
         ]
         for name, value, low, high in limits:
-            if not low <= value <= high:  # also refuses NaN
-                raise RequestError(f"{name}={value} is outside [{low:g}, {high:g}]", name)
+            if high is None and not low <= value:
+                raise RequestError(f"{name}={value} is too few; it takes at least {low}", name)
+            if high is not None and not low <= value <= high:  # also refuses NaN
+                raise RequestError(f"{name}={value} is outside [{_spell(low)}, {_spell(high)}]", name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", "min_tokens")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p={self.top_p} is outside (0, 1]", "top_p")
         if len(self.stop) > MAX_STOPS or any(not text for text in self.stop):
             raise RequestError(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS or any(not 0 <= i < vocab for i in self.stop_token_ids):
             raise RequestError(f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids in [0, {vocab})", "stop_token_ids")
+
+
+def _spell(limit: float) -> str:
+    """Return a limit as it is written: whole numbers whole, however large."""
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
 
 
 MAX_LOGPROBS = 20

@@ -193,6 +193,8 @@ def test_unknown_keywords_name_the_nearest():
         LLM("smollm2", overrides="kv.page_token=16")
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: not supported"):
         LLM("smollm2", trust_remote_code=True, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=2: not a share"):
+        LLM("smollm2", gpu_memory_utilization=2)
 
 
 def test_params_may_be_lists_or_one_string():
@@ -222,7 +224,8 @@ def test_the_whole_way_from_overrides_to_text():
         "hardware.threads=1",
         "kv.memory=1MiB",
     ]
-    with LLM(overrides=overrides, max_model_len=64, tensor_parallel_size=1) as llm:
+    neutral = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.9, "swap_space": 4, "seed": 0, "dtype": "float"}
+    with LLM(overrides=overrides, max_model_len=64, enforce_eager=True, **neutral) as llm:
         prompts = ["hello", [1, 2, 3], "hello"]
         params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
         first, second, again = llm.generate(prompts, params)
