@@ -30,7 +30,7 @@ def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
     named = {name: _content(config[name]) for name in TEMPLATE_TOKENS if config.get(name)}
     bos_ids = _ids(core.token_to_id(named["bos_token"]) if "bos_token" in named else model.get("bos_token_id"))
     eos_of_text = _ids(core.token_to_id(named["eos_token"]) if "eos_token" in named else None)
-    eos_ids = _ids(model.get("eos_token_id")) + eos_of_text
+    eos_ids = _ids(model.get("eos_token_id"), directory) + eos_of_text
     if "add_bos_token" in config or "add_eos_token" in config:
         before = bos_ids[:1] if config.get("add_bos_token") else []
         surround(core, before, eos_of_text if config.get("add_eos_token") else [])
@@ -75,10 +75,12 @@ def _content(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+def _ids(value: object, directory: Path) -> list[int]:
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in found:
+        if type(token_id) is not int or token_id < 0:
+            raise TokenizerError(f"{directory}: eos_token_id={value} is neither a token id nor a list of them")
+    return found
 
 
 def _add_declared_tokens(core: tokenizers.Tokenizer, declared: dict[str, dict[str, Any]], path: Path) -> None:

@@ -86,3 +86,11 @@ def test_broken_files_are_named(tmp_path, content):
     (tmp_path / "tokenizer_config.json").write_text("[1]" if content == "[]" else "{")
     with pytest.raises(TokenizerError, match=r"tokenizer_config.json: (not JSON|holds a list)"):
         tokenizer_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [-1, [2, -1], "</s>", 1.5])
+def test_an_end_that_is_no_token_is_refused(tmp_path, wrong):
+    write_directory(tmp_path)
+    write(tmp_path / "generation_config.json", {"eos_token_id": wrong})
+    with pytest.raises(TokenizerError, match=r"eos_token_id="):
+        tokenizer_from_directory(tmp_path)
