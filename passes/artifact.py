@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch._inductor.standalone_compile import CompiledArtifact
     from torch.fx import GraphModule
 
+Input = torch.Tensor | int | torch.SymInt | None
+
 _log = logging.getLogger(__name__)
 
 CHECKSUMS = "checksums.json"
@@ -34,7 +36,7 @@ ARTIFACT_BYTES = 4 << 20
 """more than an artifact takes"""
 
 
-def load_or_compile(path: Path, traced: GraphModule, inputs: Sequence[object]) -> CompiledArtifact:
+def load_or_compile(path: Path, traced: GraphModule, inputs: Sequence[Input]) -> CompiledArtifact:
     """Return the artifact kept at ``path``; if there is none, or it is damaged, compile ``traced`` and keep it there.
 
     Several processes may do so at once; the first one's is kept. Raises whatever inductor raises.
@@ -59,7 +61,7 @@ def _load_whole(path: Path) -> CompiledArtifact | None:
     return None
 
 
-def _compile(path: Path, traced: GraphModule, inputs: Sequence[object]) -> CompiledArtifact:
+def _compile(path: Path, traced: GraphModule, inputs: Sequence[Input]) -> CompiledArtifact:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
         fresh = Path(folder) / path.name
@@ -79,7 +81,7 @@ def _compile(path: Path, traced: GraphModule, inputs: Sequence[object]) -> Compi
     return _load(path)
 
 
-def _write(fresh: Path, traced: GraphModule, inputs: Sequence[object]) -> None:
+def _write(fresh: Path, traced: GraphModule, inputs: Sequence[Input]) -> None:
     from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
     fresh.mkdir()
