@@ -28,9 +28,11 @@ def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
     _add_declared_tokens(core, config.get("added_tokens_decoder") or {}, directory / "tokenizer_config.json")
 
     named = {name: _content(config[name]) for name in TEMPLATE_TOKENS if config.get(name)}
-    bos_ids = _ids(core.token_to_id(named["bos_token"]) if "bos_token" in named else model.get("bos_token_id"))
-    eos_of_text = _ids(core.token_to_id(named["eos_token"]) if "eos_token" in named else None)
-    eos_ids = _ids(model.get("eos_token_id"), directory) + eos_of_text
+    bos_of_text, eos_of_text = (
+        _ids(core.token_to_id(named[name]) if name in named else None, name) for name in ("bos_token", "eos_token")
+    )
+    bos_ids = bos_of_text if "bos_token" in named else _ids(model.get("bos_token_id"), "bos_token_id")
+    eos_ids = _ids(model.get("eos_token_id"), "eos_token_id") + eos_of_text
     if "add_bos_token" in config or "add_eos_token" in config:
         before = bos_ids[:1] if config.get("add_bos_token") else []
         surround(core, before, eos_of_text if config.get("add_eos_token") else [])
@@ -75,11 +77,11 @@ def _content(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _ids(value: object, directory: Path) -> list[int]:
+def _ids(value: object, key: str) -> list[int]:
     found = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in found:
         if type(token_id) is not int or token_id < 0:
-            raise TokenizerError(f"{directory}: eos_token_id={value} is neither a token id nor a list of them")
+            raise TokenizerError("neither a token id nor a list of them", key=key, value=value)
     return found
 
 
