@@ -79,17 +79,25 @@ def lower(
     return run_passes(passes(resolved, on_phase, max_tokens, stopwatch), model_graph(resolved), watchers)
 
 
-def program(resolved: Resolved, backend: Backend, on_phase: OnPhase | None = None) -> Program:
-    """Return how a deployment runs; where steps are captured, small ones have a lowering of their own."""
+def program(
+    resolved: Resolved,
+    backend: Backend,
+    on_phase: OnPhase | None = None,
+    watch: Callable[[int | None], Sequence[Watch]] = lambda _: (),
+) -> Program:
+    """Return how a deployment runs; where steps are captured, small ones have a lowering of their own.
+
+    ``watch`` gives those who watch the passes of a lowering, by the tokens of its largest step (None: any number).
+    """
     config = resolved.deployment.passes
     stopwatch = None
     if backend.captures and config.measure:
         assert config.compile_cache is not None
         stopwatch = Stopwatch(backend, Path(config.compile_cache) / "timings.json")
-    wide = Lowering(graph=lower(resolved, on_phase, stopwatch=stopwatch))
+    wide = Lowering(graph=lower(resolved, on_phase, watch(None), stopwatch=stopwatch))
     if not backend.captures or not capturable(wide.graph):
         return Program(lowerings=(wide,))
-    graph = lower(resolved, on_phase, max_tokens=SKINNY_TOKENS, stopwatch=stopwatch)
+    graph = lower(resolved, on_phase, watch(SKINNY_TOKENS), SKINNY_TOKENS, stopwatch)
     small = Lowering(graph=graph, max_tokens=SKINNY_TOKENS)
     buckets = assign_buckets(resolved.plan.max_num_seqs, resolved.plan.max_step_tokens)
     return Program(lowerings=(small, wide) if capturable(graph) else (wide,), buckets=buckets)

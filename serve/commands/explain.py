@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,36 +15,60 @@ from treadle.runtime.progress import PhaseBars
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch.fx import Node
 
-    from treadle.graph.ir import Graph
+    from treadle.graph.ir import Body
     from treadle.graph.resolve import Resolved
-    from treadle.passes.prove import Proof
-    from treadle.passes.runner import PassStep
+    from treadle.passes.prove import Prover
+    from treadle.passes.runner import PassStep, Watch
+
+
+@dataclass
+class _Lowering:
+    """What was seen of the passes that make one program of the deployment."""
+
+    title: str
+    steps: list[PassStep] = field(default_factory=list)
+    prover: Prover | None = None
 
 
 def run(resolved: Resolved, console: Console, show: str | None = None, prove: bool = False) -> int:
     """Print every pass with its time and what it changes; ``show`` one as Python; ``prove`` each numerically.
 
+    Where small steps have a program of their own, its passes follow those of the other.
+
     Raises: ConfigError if no pass is called ``show``. Returns 1 if a proof fails, else 0.
     """
+    from treadle.graph.buckets import SKINNY_TOKENS
+    from treadle.kernels.backend import open_backend
     from treadle.passes.prove import ProofError, Prover
-    from treadle.runtime.build import lower, passes, weights
+    from treadle.runtime.build import passes, program, weights
 
-    names = [each.name for each in passes(resolved)]
+    hardware = resolved.deployment.hardware
+    backend = open_backend(hardware.device, threads=hardware.threads or 1)
+    sizes = (None, SKINNY_TOKENS) if backend.captures else (None,)
+    names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:
         raise ConfigError("no such pass in this pipeline", key="--show", value=show, nearest=nearest(show, names))
-    steps: list[PassStep] = []
-    prover = Prover(partial(weights, resolved), resolved.spec.vocab) if prove else None
+    lowerings: list[_Lowering] = []
+
+    def watch(max_tokens: int | None) -> list[Watch]:
+        title = "" if not backend.captures else ", any step" if max_tokens is None else f", up to {max_tokens} tokens"
+        made = _Lowering(title, prover=Prover(partial(weights, resolved), resolved.spec.vocab) if prove else None)
+        lowerings.append(made)
+        return [made.steps.append, *([made.prover] if made.prover is not None else [])]
+
     failed = None
     with PhaseBars() as bars:
         try:
-            lower(resolved, bars, [steps.append, *([prover] if prover is not None else [])])
+            program(resolved, backend, bars, watch)
         except ProofError as error:
             failed = error
-    console.print(_passes(steps, prover.proofs if prover is not None else None))
-    if steps:
-        console.print(_kernels(steps[-1].after))
-    for step in steps:
+    for each in lowerings:
+        console.print(_passes(each))
+        if each.steps:
+            console.print(_kernels(each))
+    for step in (step for each in lowerings for step in each.steps):
         if step.applied.name == show:
             _show(console, step)
     if failed is not None:
@@ -51,13 +76,14 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     return 0 if failed is None else 1
 
 
-def _passes(steps: list[PassStep], proofs: list[Proof] | None) -> Table:
-    table = Table(title="passes", title_justify="left")
+def _passes(lowering: _Lowering) -> Table:
+    table = Table(title=f"passes{lowering.title}", title_justify="left")
+    proofs = None if lowering.prover is None else lowering.prover.proofs
     for column in ("", "pass", "level", "time", "nodes", "weights"):
         table.add_column(column, justify="left" if column in ("pass", "level") else "right")
     if proofs is not None:
         table.add_column("error / allowed", justify="right")
-    for index, step in enumerate(steps):
+    for index, step in enumerate(lowering.steps):
         before, after = step.before, step.after
         row = [
             str(step.number),
@@ -73,16 +99,25 @@ def _passes(steps: list[PassStep], proofs: list[Proof] | None) -> Table:
     return table
 
 
-def _kernels(graph: Graph) -> Table:
-    table = Table(title="kernels", title_justify="left")
+def _kernels(lowering: _Lowering) -> Table:
+    graph = lowering.steps[-1].after
+    table = Table(title=f"kernels{lowering.title}", title_justify="left")
     for column in ("body", "layers", "kernels"):
         table.add_column(column)
     layers = Counter(call.body for call in graph.calls)
     for name, body in graph.bodies.items():
-        chosen = [str(node.meta["kernel"]) for node in body.ops if "kernel" in node.meta]
+        chosen = [_kernel(node, body) for node in body.ops if "kernel" in node.meta]
         text = ", ".join(f"{kernel} x{count}" if count > 1 else kernel for kernel, count in Counter(chosen).items())
         table.add_row(name, str(layers[name]), text)
     return table
+
+
+def _kernel(node: Node, body: Body) -> str:
+    """Return the name of a node's kernel; those written inline have become part of a compiled body."""
+    from torch._ops import OpOverload
+
+    inline = not isinstance(node.target, OpOverload)
+    return "compiled" if inline and body.compiled is not None else str(node.meta["kernel"])
 
 
 def _show(console: Console, step: PassStep) -> None:

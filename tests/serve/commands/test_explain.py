@@ -1,0 +1,53 @@
+"""What is printed of the passes and kernels of a deployment."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from capturing_backend import CapturingBackend
+from oracle import tiny
+from oracle_engine import resolved
+from rich.console import Console
+
+from treadle.conf.errors import ConfigError
+from treadle.serve.commands.explain import run
+
+PLAIN = ("hardware=cpu", "hardware.threads=1", "passes.quantize=none", "passes.measure=false")
+
+
+def explained(*overrides: str, code: int = 0, show: str | None = None, prove: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=250)
+    assert run(resolved(tiny("llama"), (*PLAIN, *overrides)), console, show=show, prove=prove) == code
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_pass_and_kernel_is_printed() -> None:
+    text = explained("passes.compile=false")
+    assert "choose_kernels" in text
+    assert "norm.reference" in text
+    assert text.count("passes") == 1
+    assert "compiled" not in text
+
+
+def test_what_inductor_took_in_is_compiled(tmp_path: Path) -> None:
+    text = explained(f"passes.compile_cache={tmp_path}")
+    assert "compiled x" in text
+    assert ".reference" not in text
+
+
+def test_the_program_of_small_steps_is_printed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = CapturingBackend()
+    monkeypatch.setattr("treadle.kernels.backend.open_backend", lambda device, threads: backend)
+    text = explained("passes.compile=false", show="place_state", prove=True)
+    for title in ("passes, any step", "kernels, any step", "passes, up to 8 tokens", "kernels, up to 8 tokens"):
+        assert text.count(title) == 1
+    assert text.count("before PlaceState") == 2
+    assert text.count("error / allowed") == 2
+
+
+def test_a_pass_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean place_state"):
+        explained("passes.compile=false", show="place_stat")
