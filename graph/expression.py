@@ -93,6 +93,32 @@ def evaluate(expression: str, config: Mapping[str, Any], where: str) -> Any:
         raise SpecError(f"{type(error).__name__}: {error}", key=where, value=expression, hint=hint) from error
 
 
+def asked_keys(value: Any) -> frozenset[str]:
+    """Return the keys of config.json, outermost only, that the interpolations in ``value`` (any tree) read."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return frozenset().union(*(asked_keys(part) for part in parts))
+    if not isinstance(value, str) or not value.startswith("${"):
+        return frozenset()
+    kind, _, rest = value[2:-1].strip().partition(":")
+    if kind == "hf":
+        return frozenset(path.strip().partition(".")[0] for path in rest.partition(",")[0].split("|"))
+    if kind != "x":
+        return frozenset()
+    try:
+        names = [node for node in ast.walk(ast.parse(_unquoted(rest), mode="eval")) if isinstance(node, ast.Name)]
+    except SyntaxError:
+        return frozenset()  # evaluating it says what is wrong
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return frozenset(node.id for node in names if node.id not in _FUNCTIONS) - bound
+
+
+def _unquoted(expression: str) -> str:
+    expression = expression.strip()
+    quoted = len(expression) > 1 and expression[0] == expression[-1] == "'"
+    return expression[1:-1] if quoted else expression
+
+
 def _check_call(node: ast.Call, where: str, expression: str) -> None:
     match node.func:
         case ast.Name(id=name) if name in _FUNCTIONS:
@@ -129,9 +155,7 @@ class Resolver:
         if inner.startswith("hf:"):
             return self._config_value(inner[3:])
         if inner.startswith("x:"):
-            expression = inner[2:].strip()
-            quoted = len(expression) > 1 and expression[0] == expression[-1] == "'"
-            return evaluate(expression[1:-1] if quoted else expression, self._config, where)
+            return evaluate(_unquoted(inner[2:]), self._config, where)
         if inner in seen:
             raise SpecError(f"refers to itself through {' -> '.join(seen)}", key=where, value=value)
         return self.resolve(self._node(inner, where), inner, (*seen, inner))

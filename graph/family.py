@@ -18,7 +18,7 @@ from yaml import YAMLError
 import treadle.conf
 from treadle.conf.errors import nearest
 from treadle.graph.decode import decode, decode_optional
-from treadle.graph.expression import Resolver, evaluate
+from treadle.graph.expression import Resolver, asked_keys, evaluate
 from treadle.graph.layers import LayerReader, layer_count
 from treadle.graph.spec import (
     Embed,
@@ -102,6 +102,14 @@ def family_for(config: Mapping[str, Any], search: Sequence[Path] = ()) -> str:
         nearest=nearest(wanted[0], families),
         hint=f"families: {', '.join(families)}; more may stand in CONFIG_DIR/model/family/",
     )
+
+
+def config_keys(family: str, search: Sequence[Path] = ()) -> frozenset[str]:
+    """Return the keys of config.json that a family's description reads, in any of its variants. Raises: SpecError."""
+    tree = _read(family, search)
+    conditions = [f"${{x:{variant['if']}}}" for variant in tree.get("variants") or ()]
+    filled = [*(tree.get("defaults") or {}), *(tree.get("config") or {})]
+    return asked_keys([tree, conditions]) | frozenset(filled)
 
 
 def load_spec(family: str, config: Mapping[str, Any], search: Sequence[Path] = ()) -> ModelSpec:

@@ -24,6 +24,7 @@ from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
+from treadle.graph.overlay import overlay, refuse_unread
 from treadle.graph.source import DummySource, Source, open_source, read_config
 from treadle.graph.spec import ModelSpec
 
@@ -78,9 +79,11 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             value=model.content,
             hint="model.content=null takes whatever is there",
         )
-    config = _overlay(source.config, model.config)
+    config = overlay(source.config, model.config)
     folders = tuple(Path(folder) for folder in model.families)
     family = _family(model, config, folders)
+    written = source.config if model.weights != "dummy" or model.path is not None else None
+    refuse_unread(model.config, written, family, folders)
     spec = load_spec(family, config, folders)
     checkpoint = Checkpoint(
         source, spec, allow_unused=model.allow_unused, allow_missing=model.allow_missing, seed=model.seed
@@ -209,8 +212,8 @@ def open_model(model: ModelConfig, on_phase: OnPhase | None = None) -> Source:
         if folder is None:
             return DummySource(model.config)
         if folder.is_dir():
-            return DummySource(_overlay(read_config(folder), model.config), folder)
-        return DummySource(_overlay(open_source(folder).config, model.config))
+            return DummySource(read_config(folder), folder)
+        return DummySource(open_source(folder).config)
     if model.path is not None:
         return open_source(model.path)
     assert model.package is not None
@@ -246,15 +249,6 @@ def _quantize(deployment: Deployment, source: Source, hardware: HardwareConfig) 
         return passes.quantize
     wanted = hardware.device == "cpu" and passes.kernels != "reference" and "quantize" in passes.order
     return "int8" if wanted and is_quantized(source) else "none"
-
-
-def _overlay(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the deployment's keys laid over it, inside its text part too if it has one."""
-    merged = {**config, **over}
-    inner = merged.get("text_config")
-    if isinstance(inner, Mapping) and "text_config" not in over:
-        merged["text_config"] = {**inner, **over}
-    return merged
 
 
 def _family(model: ModelConfig, config: Mapping[str, Any], folders: tuple[Path, ...]) -> str:

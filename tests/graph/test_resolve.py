@@ -120,6 +120,44 @@ def test_keys_of_the_deployment_lie_over_config_json(folder):
     assert resolved(folder, "model.config.max_position_embeddings=128").plan.max_len == 128
 
 
+@pytest.mark.parametrize("weights", ["checkpoint", "dummy"])
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("model.config.rope_thetta=5", "model.config.rope_thetta=5: nothing reads it"),
+        ("model.config.rope_thetta=5", "did you mean model.config.rope_theta?"),
+        ("model.config.zzzz=1", "llama reads architectures, attention_bias"),
+        ("model.config.text_config={rope_thetta: 5}", "did you mean model.config.rope_theta?"),
+        ("model.config.use_cache=true", "model.config.use_cache"),
+    ],
+)
+def test_a_key_over_config_json_that_nobody_reads_is_refused(folder, weights, override, part):
+    assert part in refused(folder, f"model.weights={weights}", override)
+
+
+def test_a_key_that_config_json_has_or_the_family_reads_is_taken(tmp_path):
+    folder = write_model(tmp_path / "m", torch_dtype="bfloat16", transformers_version="5")
+    for over in ("transformers_version=4", "attention_bias=false", "dtype=float32", "rope_scaling=null"):
+        resolved(folder, f"model.config.{over}")
+    message = refused(folder, "model.config.rms_norm_epsilon=1")
+    assert "did you mean model.config.rms_norm_eps?" in message
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-0.6b", "gemma3-270m"])
+def test_every_key_of_a_shipped_shape_is_read(model):
+    resolve(compose([f"model={model}", "hardware.memory=64GiB"]))
+    with pytest.raises(ConfigError, match=r"model\.config\.rope_thetta=5: nothing reads it: family"):
+        resolve(compose([f"model={model}", "model.config.rope_thetta=5", "hardware.memory=64GiB"]))
+
+
+def test_keys_inside_the_text_part_count(tmp_path):
+    folder = write_model(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": {**config, "own": 1}}))
+    assert resolved(folder, "model.config.own=2", "model.config.rope_theta=5").spec.config["own"] == 2
+    assert "nothing reads it" in refused(folder, "model.config.owm=2")
+
+
 def test_random_weights_need_config_json_only(folder, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((folder / "config.json").read_text())
