@@ -78,7 +78,7 @@ def _content(token: str | dict[str, Any]) -> str:
 
 
 def _ids(value: object, key: str) -> list[int]:
-    found = [] if value is None else value if isinstance(value, list) else [value]
+    found: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     for token_id in found:
         if type(token_id) is not int or token_id < 0:
             raise TokenizerError("neither a token id nor a list of them", key=key, value=value)
