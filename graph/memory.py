@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from treadle.conf.errors import ConfigError
 from treadle.conf.size import format_bytes, spell_bytes
@@ -67,11 +67,11 @@ class MemoryPlan:
     max_num_seqs: int
     max_step_tokens: int
     full_sequences: int
-    """sequences of ``max_len`` tokens that the arena holds at once"""
+    """of ``max_num_seqs``, those that the arena holds at once if each has ``max_len`` tokens"""
     largest_context: int
     """the most that ``model.max_len`` could ask for in this memory"""
     largest_num_seqs: int
-    """the most sequences of ``max_len`` tokens that an arena of all that is left could hold"""
+    """the most that ``max_num_seqs`` could be, each of ``max_len`` tokens, in an arena of all that is left"""
     memory_bytes: int
     """what everything may take together"""
 
@@ -133,9 +133,9 @@ class _Planner:
             max_len=max_len,
             max_num_seqs=self.work.max_num_seqs,
             max_step_tokens=self.work.max_step_tokens,
-            full_sequences=num_pages // self.kv.pages_for(max_len),
+            full_sequences=min(self.work.max_num_seqs, num_pages // self.kv.pages_for(max_len)),
             largest_context=max(longest, max_len),
-            largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count).holds(count, max_len)),
+            largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count, kv_bytes=None).holds_all(max_len)),
             memory_bytes=self.work.memory_bytes,
         )
 
@@ -203,13 +203,14 @@ class _Planner:
         """Return whether sequences may be this long in half of what is left."""
         return 2 * self.arena(self.least_pages(max_len)) <= self.room(max_len)
 
-    def holds(self, count: int, max_len: int) -> bool:
-        """Return whether an arena can hold this many sequences of this length and a page more."""
-        return self.arena(count * self.kv.pages_for(max_len) + 1) <= self.room(max_len)
+    def holds_all(self, max_len: int) -> bool:
+        """Return whether an arena can hold all sequences that run together, each of this length."""
+        needed = max(self.work.max_num_seqs * self.kv.pages_for(max_len), self.least_pages(max_len))
+        return self.arena(needed) <= self.room(max_len)
 
-    def among(self, max_num_seqs: int) -> _Planner:
-        """Return the planner of the same model for another number of sequences."""
-        return _Planner(self.spec, self.weights, replace(self.work, max_num_seqs=max_num_seqs))
+    def among(self, max_num_seqs: int, **changes: Any) -> _Planner:
+        """Return the planner of the same model for another number of sequences, and other ``changes``."""
+        return _Planner(self.spec, self.weights, replace(self.work, max_num_seqs=max_num_seqs, **changes))
 
     def refuse_model(self) -> NoReturn:
         """Say what keeps even one token from fitting."""

@@ -59,7 +59,7 @@ def _limits(resolved: Resolved) -> Table:
     table.add_row(
         f"of them, full ones of {plan.max_len:,} tokens that the arena holds at once", f"{plan.full_sequences:,}"
     )
-    table.add_row("the most of those, if the arena took all that is free", f"{plan.largest_num_seqs:,}")
+    table.add_row("the most full ones, if the arena took all that is free", f"{plan.largest_num_seqs:,}")
     table.add_row("tokens in the arena", f"{plan.num_pages * plan.kv.page_tokens:,}")
     table.add_row("bytes of a token's keys and values", f"{token_bytes:,.0f}")
     if deployment.hardware.bandwidth_gbps:

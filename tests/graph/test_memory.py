@@ -199,6 +199,26 @@ def test_largest_number_of_sequences() -> None:
     assert plan(memory_bytes=40 * GIB, max_num_seqs=count + 1, kv_bytes=more).full_sequences == count
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    memory=st.integers(18, 160),
+    length=st.integers(1, 40_000),
+    seqs=st.integers(1, 600),
+    kv_gib=st.none() | st.integers(1, 40),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+def test_more_sequences_than_now_is_never_fewer(
+    memory: int, length: int, seqs: int, kv_gib: int | None, device: str
+) -> None:
+    changes: dict[str, Any] = {"memory_bytes": memory * GIB, "max_num_seqs": seqs, "max_len": length, "device": device}
+    try:
+        made = plan(kv_bytes=kv_gib and kv_gib * GIB, **changes)
+    except MemoryPlanError:
+        return
+    assert made.full_sequences <= min(made.max_num_seqs, made.largest_num_seqs)
+    assert made.largest_num_seqs == plan(**changes).largest_num_seqs, "whatever the arena is now"
+
+
 @settings(deadline=None)
 @given(limit=st.integers(1, 5000), border=st.integers(0, 6000))
 def test_largest_finds_the_border(limit: int, border: int) -> None:

@@ -54,3 +54,16 @@ def test_a_known_bandwidth_bounds_the_speed():
     assert numbers(printed("hardware.bandwidth_gbps=100", "model.dtype=bfloat16"), "bandwidth allows")[-1] in range(
         83, 85
     )
+
+
+def test_what_could_be_is_no_less_than_what_is():
+    console = Console(file=io.StringIO(), width=200)
+    run(resolve(compose(["model=qwen3-0.6b", "hardware=h200", "model.max_len=1024"])), console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    together = numbers(text, "scheduler.max_num_seqs")[-1]
+    assert numbers(text, "that the arena holds at once")[-1] == together == 256
+    assert numbers(text, "most full ones")[-1] > together
+    small = printed("kv.memory=512MiB", "model.max_len=1024")
+    assert numbers(small, "most full ones")[-1] == numbers(printed("model.max_len=1024"), "most full ones")[-1]
+    assert numbers(small, "that the arena holds at once")[-1] < numbers(small, "most full ones")[-1]
