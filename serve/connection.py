@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from treadle.serve.errors import ApiError
 
@@ -52,8 +52,13 @@ class Connection(HttpToolsProtocol):
     @property
     def answering(self) -> bool:
         """Whether the client has sent a whole request and waits."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.more_body and not cycle.response_complete
+        cycle = self._unanswered
+        return cycle is not None and not cycle.more_body
+
+    @property
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request whose head has come and whose answer is not complete."""
+        return None if self.cycle is None or self.cycle.response_complete else self.cycle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a head, and make room for this connection if there are too many."""
@@ -83,7 +88,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._part_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
-        elif self.cycle is None or self.cycle.response_complete:
+        elif self._unanswered is None:
             self._await_head()
 
     def on_message_begin(self) -> None:
@@ -104,7 +109,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request."""
         self._part_bytes = 0
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._unanswered is not None:
             raise BusyError
         self._head_done()
         super().on_headers_complete()
@@ -131,7 +136,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close the connection, after the answer if its client waits for one."""
-        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+        if self._unanswered is not None and not self.answering:
             self._refuse(503, "the server is shutting down")
         else:
             super().shutdown()
@@ -153,18 +158,17 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def _on_slow_head(self) -> None:
-        if self.cycle is None:
-            self._refuse(408, f"the headers of a request did not come within {HEAD_S:g} s")
-        else:
-            self.transport.close()
+        self._refuse(408, f"the headers of a request did not come within {HEAD_S:g} s")
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"address and headers take at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Close the connection, and say why if a request waits for an answer that has not begun."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        """Close the connection, and say why unless that would come in the middle of an answer."""
+        cycle = self._unanswered
+        if self.transport.is_closing():
+            return
+        if cycle is None or not cycle.response_started:
             body = orjson.dumps(ApiError(status, message).body())
             lines = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 OWN_FILES = 64
 """sockets, pipes and files of the process itself"""
-MAX_BACKLOG = 512
+MAX_BACKLOG = 256
 
 
 @dataclass(frozen=True, kw_only=True)

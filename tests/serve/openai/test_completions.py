@@ -168,6 +168,19 @@ def test_refusals_name_field_and_limit(server, change, param, words):
     assert words in error["message"]
 
 
+def test_the_default_answer_is_shortened_where_the_context_ends(server):
+    answer = post(server, {"prompt": "a" * 2040}).json()
+    assert answer["usage"]["completion_tokens"] == 8
+    assert post(server, {"prompt": "a" * 2040, "max_tokens": 16}).json()["error"]["param"] == "max_tokens"
+
+
+def test_more_prompts_than_the_server_ever_takes_are_the_clients_mistake(server):
+    answer = post(server, {"prompt": ["x"] * 69})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert "at most 68" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
