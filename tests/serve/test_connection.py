@@ -29,8 +29,8 @@ def exchange(server, *pieces, until=b"}}"):
         return received
 
 
-def stream(prompt="abc", max_tokens=2000):
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True}).encode()
+def request(max_tokens=2000, stream=True):
+    body = json.dumps({"prompt": "abc", "max_tokens": max_tokens, "stream": stream}).encode()
     return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
@@ -85,18 +85,15 @@ def test_nothing_is_printed_about_clients(server):
 def test_a_pipelining_client_that_leaves_frees_its_slot(start):
     server = start(step_s=0.005)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(stream() + stream() + stream())
-        received = b""
-        while received.count(b'"text"') < 3:
-            received += client.recv(65536)
+        client.sendall(request(stream=False) * 3)
         server.wait_gauge("treadle:requests_running", 1)
     server.wait_gauge("treadle:requests_running", 0, limit_s=1.0)
 
 
 def test_a_request_behind_another_is_not_read(server):
-    received = exchange(server, stream(max_tokens=5) + stream(max_tokens=5), until=b"never")
+    received = exchange(server, request(max_tokens=5) + request(max_tokens=5), until=b"never")
     assert received.count(b"[DONE]") == received.count(b"HTTP/1.1") == 1
-    received = exchange(server, stream(max_tokens=5) + b"nonsense", until=b"never")
+    received = exchange(server, request(max_tokens=5) + b"nonsense", until=b"never")
     assert received.count(b"[DONE]") == received.count(b"HTTP/1.1") == 1
 
 
@@ -104,7 +101,7 @@ def test_silent_connections_give_way(start):
     server = start(files=200, slots=2, step_s=0.01)
     with ExitStack() as stack:
         running = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        running.sendall(stream(max_tokens=100))
+        running.sendall(request(max_tokens=100))
         for _ in range(400):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             time.sleep(0.001)

@@ -28,6 +28,17 @@ def test_the_share_is_what_the_cores_did_without_us(monkeypatch):
     assert watched.share() == 0.0
 
 
+def test_waiting_ends_with_quiet_or_at_the_deadline(monkeypatch):
+    shares = [0.5, 0.2, 0.05, 0.5]
+    monkeypatch.setattr(others, "LOOK_S", 0.001)
+    monkeypatch.setattr(others.Others, "share", lambda self: shares.pop(0))
+    watched = others.Others()
+    watched.wait_for_quiet(time.monotonic() + 60)
+    assert shares == [0.5]
+    watched.wait_for_quiet(time.monotonic() - 1)
+    assert shares == [], "what happened before is forgotten"
+
+
 def test_elsewhere_nothing_is_known(monkeypatch, tmp_path):
     monkeypatch.setattr(others, "PROC", tmp_path)
     assert others.Others().share() == 0.0
