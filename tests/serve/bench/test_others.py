@@ -15,7 +15,8 @@ def test_work_of_ours_and_of_our_children_is_counted():
     subprocess.run([sys.executable, "-S", "-c", SPIN], check=True)
     while time.process_time() < end:
         pass
-    assert others._tree_s(os.getpid()) - before >= 0.55
+    # each alone is at most 0.4; /proc cuts every part to ticks of 10 ms
+    assert others._tree_s(os.getpid()) - before >= 0.5
     assert 0 <= others.Others().share() <= 1
 
 
