@@ -248,6 +248,12 @@ class BenchConfig:
     name: str = field(default="", metadata=_about("name of the recipe, for its results"))
     trials: int = field(default=5, metadata=_about("measurements of each row; the median counts", low=1))
     warmup: int = field(default=1, metadata=_about("runs of each row before them that do not count", low=0))
+    patience_s: float = field(
+        default=10.0,
+        metadata=_about(
+            "seconds that a trial waits for a quiet machine, and is tried again while others disturb it", low=0
+        ),
+    )
     rivals: dict[str, Any] = field(
         default_factory=dict,
         metadata=_about("engines to measure beside treadle if installed: name -> {engine, dtype, folder}"),

@@ -53,7 +53,8 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    """the same seed gives the same tokens whatever else is in the batch"""
+    """the uniform numbers depend on seed and token index alone, so the text is the same as long as the logits are;
+    kernels may round differently in another batch, and there is no deterministic mode yet"""
     stop: tuple[str, ...] = ()
     """strings that end the text; held back until they cannot match, never part of it unless asked"""
     stop_token_ids: tuple[int, ...] = ()

@@ -21,10 +21,12 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # A client's own words, some of which any message may repeat, come back shortened.
+        message = clip(message, 1000) if status < 500 else message
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = None if param is None else clip(param, 200)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -45,3 +47,8 @@ def error_type(status: int) -> str:
     if status in names:
         return names[status]
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+def clip(text: str, most: int = 100) -> str:
+    """Return ``text``, without its middle if it is longer than about ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2) :]}"

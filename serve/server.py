@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +20,10 @@ from treadle.conf.schema import ServeConfig
 from treadle.runtime.protocol import Endpoints, Progress
 from treadle.runtime.text.prompt import Limits
 from treadle.runtime.text.tokenizer import Tokenizer
+from treadle.serve.descriptors import connection_limits
 from treadle.serve.engine_client import EngineClient
 from treadle.serve.engine_process import EngineDiedError, EngineProcess
+from treadle.serve.folder import private_folder
 from treadle.serve.startup import Startup
 
 if TYPE_CHECKING:
@@ -69,13 +69,12 @@ def serve(plan: Plan, console: Console) -> int:
     """
     startup = Startup(console, "configure")
     listener = _bind(plan.config)
-    endpoints = Endpoints(tempfile.mkdtemp(prefix="treadle-"))
     try:
-        return uvloop.run(_run(plan, endpoints, listener, startup, console))
+        with private_folder() as endpoints:
+            return uvloop.run(_run(plan, endpoints, listener, startup, console))
     finally:
         startup.finish()
         listener.close()
-        shutil.rmtree(endpoints.folder, ignore_errors=True)
 
 
 async def _run(plan: Plan, endpoints: Endpoints, listener: socket.socket, startup: Startup, console: Console) -> int:
@@ -99,8 +98,10 @@ class Server:
         """done at the second"""
         self._death: asyncio.Future[None] = loop.create_future()
         """done when the engine process has ended"""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup's wish holds.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal)
         startup.phase("start engine process")
         endpoints.deployment.write_bytes(plan.deployment)
         self._client = EngineClient(endpoints, plan.capacity)
@@ -184,8 +185,11 @@ class Server:
         finally:
             http.should_exit = True
             await asyncio.wait((serving,), timeout=CUT_S)
+            # Whoever does not read an answer's end does not hold up the exit.
+            for connection in list(http.server_state.connections):
+                connection.transport.abort()
             http.force_exit = True
-            await asyncio.wait((serving,))
+            await asyncio.wait((serving, *http.server_state.tasks), timeout=CUT_S)
 
     async def _drain(self, serving: asyncio.Future[None]) -> bool:
         """Let running requests finish; False if some were cut off, by a second signal or after ``drain_s``."""
@@ -234,6 +238,7 @@ def _http(service: Service, config: ServeConfig) -> uvicorn.Server:
     import uvicorn
 
     from treadle.serve.app import create_app
+    from treadle.serve.connection import Connection
 
     class Http(uvicorn.Server):
         @contextmanager
@@ -241,12 +246,17 @@ def _http(service: Service, config: ServeConfig) -> uvicorn.Server:
             yield
 
     app = create_app(service, api_key=config.api_key, metrics=config.metrics)
+    limits = connection_limits(service.client.capacity)
     options = uvicorn.Config(
         app,
-        http="httptools",
+        http=Connection,
+        limit_concurrency=limits.most,
+        backlog=limits.backlog,
         ws="none",
         lifespan="off",
         log_config=None,
+        # Its warnings are about clients and give hints about uvicorn.
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -15,11 +15,11 @@ from treadle.runtime.text.template import ChatTemplate
 from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.engine_client import EngineClient, Stream
 from treadle.serve.engine_process import EngineDiedError
-from treadle.serve.errors import ApiError
+from treadle.serve.errors import ApiError, clip
 from treadle.serve.metrics import Metrics
 
-INLINE_CHARS = 8192
-"""a longer prompt is tokenized in a thread, so that it does not hold up everybody's stream"""
+INLINE_BYTES = 8192
+"""a larger body is checked and tokenized in a thread, so that it does not hold up everybody's stream"""
 
 
 class Answer:
@@ -92,10 +92,18 @@ class Service:
     client: EngineClient
     metrics: Metrics
 
+    @property
+    def max_body_bytes(self) -> int:
+        """How large a body may be: room for a whole context in ids or escaped text, and for much beside it.
+
+        Reading JSON holds up everybody's stream and cannot be interrupted, so this is no larger than it has to be.
+        """
+        return (1 << 20) + 16 * self.limits.max_len
+
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 if a request asks for another model."""
         if name is not None and name != self.name:
-            message = f"the model {name!r} does not exist; this server has {self.name!r}"
+            message = f"the model {clip(name)!r} does not exist; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     @contextmanager
@@ -108,16 +116,19 @@ class Service:
                 answer.close()
 
     def admit(self, count: int = 1) -> None:
-        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue."""
+        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue, 400 if they never will."""
+        if count > self.client.capacity:
+            message = f"prompt holds {count} prompts; this server runs and queues at most {self.client.capacity}"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
         if self.client.in_flight + count > self.client.capacity:
             self.metrics.refused.inc(count)
             message = f"{self.client.in_flight} requests are running or waiting; the limit is {self.client.capacity}"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
 
     async def prepare(self, make: Callable[[], list[Request]], size: int) -> list[Request]:
-        """Return what ``make`` returns, made in a thread if the prompts have many characters. Raises ApiError."""
+        """Return what ``make`` returns, made in a thread if the body has many bytes (``size``). Raises ApiError."""
         try:
-            return make() if size <= INLINE_CHARS else await asyncio.to_thread(make)
+            return make() if size <= INLINE_BYTES else await asyncio.to_thread(make)
         except RequestError as error:
             raise ApiError(400, str(error), param=error.field, code="invalid_value") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
 
+
+SUSPECT_CHARS = 8
+"""characters a token of a text that is counted in slices before it is tokenized whole"""
+SLICE_CHARS = 1 << 16
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
@@ -58,12 +63,6 @@ def prepare(
     if not ids:
         raise RequestError(f"{field} is empty; it takes at least one token", field)
     room = limits.max_len - len(ids)
-    if room < 1:
-        raise RequestError(
-            f"{field} has {len(ids)} tokens; the context holds {limits.max_len}, "
-            f"so a prompt takes at most {limits.max_len - 1}",
-            field,
-        )
     if params.max_tokens is None or (clamp and params.max_tokens > room):
         params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
     elif params.max_tokens > room:
@@ -111,14 +110,47 @@ def _prompt_ids(
     tokenizer: Tokenizer, prompt: str | Sequence[int], limits: Limits, add_special_tokens: bool, field: str
 ) -> list[int]:
     if isinstance(prompt, str):
-        encoded = tokenizer.encode(prompt, add_special_tokens)
+        encoded = _encode(tokenizer, prompt, limits, add_special_tokens, field)
         # Some vocabularies hold tokens that the model has no embedding for.
         if encoded and max(encoded) >= limits.vocab:
             token = tokenizer.token_text(max(encoded))
             raise RequestError(f"{field} holds {token!r}, a token that the model does not know", field)
         return encoded
+    if len(prompt) >= limits.max_len:
+        raise _too_long(len(prompt), limits, field)
     ids = list(prompt)
     for i, token_id in enumerate(ids):
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < limits.vocab:
-            raise RequestError(f"{field}[{i}]={token_id!r} is not a token id in [0, {limits.vocab})", field)
+            found = reprlib.repr(token_id)
+            raise RequestError(f"{field}[{i}]={found} is not a token id in [0, {limits.vocab})", field)
     return ids
+
+
+def _encode(tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens: bool, field: str) -> list[int]:
+    """Return the ids of ``text``, with work and memory bounded by the context and not by the text."""
+
+    def encode(part: str) -> list[int]:
+        # Unlike `encode`, the batch leaves the interpreter to other threads meanwhile.
+        ids: list[int] = tokenizer.core.encode_batch_fast([part], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    if len(text) > SUSPECT_CHARS * limits.max_len:
+        # A cut changes the tokens next to it only, so twice too many tokens in slices are too many in one piece.
+        count = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            count += len(encode(text[start : start + SLICE_CHARS]))
+            if count > 2 * limits.max_len:
+                raise _too_long(None, limits, field)
+    ids = encode(text)
+    if len(ids) >= limits.max_len:
+        raise _too_long(len(ids), limits, field)
+    return ids
+
+
+def _too_long(count: int | None, limits: Limits, field: str) -> RequestError:
+    found = f"{count}" if count is not None else f"more than {limits.max_len}"
+    return RequestError(
+        f"{field} has {found} tokens; the context holds {limits.max_len}, "
+        f"so a prompt takes at most {limits.max_len - 1}",
+        field,
+    )

@@ -6,6 +6,10 @@ import os
 import time
 from pathlib import Path
 
+DISTURBED = 0.1
+"""share of the machine above which what others take spoils a measurement"""
+
+LOOK_S = 0.25
 PROC = Path("/proc")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -21,6 +25,18 @@ class Others:
         before, self._since = self._since, self._read()
         wall_s, busy_s, own_s = (now - then for now, then in zip(self._since, before))
         return max(busy_s - own_s, 0.0) / max(wall_s * (os.cpu_count() or 1), 1e-9)
+
+    def quiet(self) -> bool:
+        """Return whether others took little of the machine since the last call."""
+        return self.share() <= DISTURBED
+
+    def wait_for_quiet(self, deadline_s: float) -> None:
+        """Return when others take little of the machine, or at ``deadline_s`` on the clock of time.monotonic."""
+        while time.monotonic() < deadline_s:
+            time.sleep(min(LOOK_S, max(deadline_s - time.monotonic(), 0.0)))
+            if self.quiet():
+                return
+        self.share()
 
     def _read(self) -> tuple[float, float, float]:
         """Return seconds: of the clock, that all cores were busy, that our processes ran."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -13,12 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from treadle.conf.recipe import Row
 from treadle.serve.bench.others import Others
 from treadle.serve.bench.results import FigureResult, RowResult
-
-DISTURBED = 0.1
-"""share of the machine above which what others take spoils a trial"""
-
-REPEATS = 2
-"""times that a spoilt trial is tried again before it counts all the same"""
 
 Trial = Callable[[int], dict[str, float]]
 """Takes a seed and returns the figures of one trial."""
@@ -61,28 +56,30 @@ class TrialBar:
         self._progress.advance(self._task)
 
 
-def run_rows(rows: Rows, *, trials: int, warmup: int) -> dict[str, RowResult]:
+def run_rows(rows: Rows, *, trials: int, warmup: int, patience_s: float) -> dict[str, RowResult]:
     """Return the results of rows by name.
 
     ``trials`` is for rows that say nothing of their own; ``warmup`` trials before them do not count. All engines of a
-    row get the same seeds.
+    row get the same seeds. A trial waits up to ``patience_s`` for a quiet machine, and within it is tried again while
+    others disturb it.
     """
     with TrialBar(sum((warmup + (row.trials or trials)) * len(engines) for row, engines in rows.values())) as bar:
         return {
-            name: _run_row(name, row, engines, range(-warmup, row.trials or trials), bar)
+            name: _run_row(name, row, engines, range(-warmup, row.trials or trials), patience_s, bar)
             for name, (row, engines) in rows.items()
         }
 
 
-def _run_row(name: str, row: Row, engines: Mapping[str, Trial], indices: Sequence[int], bar: TrialBar) -> RowResult:
+def _run_row(
+    name: str, row: Row, engines: Mapping[str, Trial], indices: Sequence[int], patience_s: float, bar: TrialBar
+) -> RowResult:
     found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     disturbed = 0
     for index in indices:
         for engine, trial in engines.items():
             bar.show(f"{name} {engine}")
-            figures, clean = _run_trial(
-                trial, zlib.crc32(f"{name} {index}".encode()), repeats=REPEATS if index >= 0 else 0
-            )
+            seed = zlib.crc32(f"{name} {index}".encode())
+            figures, clean = _run_trial(trial, seed, patience_s if index >= 0 else 0.0)
             if index >= 0:
                 found[engine].append(figures)
                 disturbed += not clean
@@ -91,11 +88,13 @@ def _run_row(name: str, row: Row, engines: Mapping[str, Trial], indices: Sequenc
     return RowResult(row=row, figures=figures_of_row, disturbed=disturbed)
 
 
-def _run_trial(trial: Trial, seed: int, repeats: int) -> tuple[dict[str, float], bool]:
-    """Return the figures of a trial and whether it had the machine for itself, trying again while it had not."""
-    others = Others()
-    for attempt in range(repeats + 1):
-        figures = trial(seed + attempt)
-        if clean := others.share() <= DISTURBED:
-            break
-    return figures, clean
+def _run_trial(trial: Trial, seed: int, patience_s: float) -> tuple[dict[str, float], bool]:
+    """Return the figures of a trial and whether it had the machine for itself."""
+    others, deadline_s = Others(), time.monotonic() + patience_s
+    while True:
+        others.wait_for_quiet(deadline_s)
+        figures = trial(seed)
+        clean = others.quiet()
+        if clean or time.monotonic() >= deadline_s:
+            return figures, clean
+        seed += 1  # the same prompts would be found in a prefix cache

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from treadle.conf.schema import HardwareConfig
     from treadle.graph.resolve import Resolved
 
-BUSY = 0.35
-"""load for each core above which the machine is not quiet"""
-
 
 def run(resolved: Resolved, console: Console, output: str = ".") -> int:
     """Run the deployment's recipe, print a table and write a JSON file into the folder ``output``. Returns 0.
@@ -51,13 +48,16 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
         max_queue=scheduler.max_queue,
     )
     started, machine = datetime.now(UTC), facts.machine(deployment.hardware)
-    if deployment.hardware.device == "cpu" and machine["load_1min"] > BUSY * machine["cores"]:
-        console.print(f"[yellow]the machine is busy (load {machine['load_1min']:.1f}): times will be noise[/]")
     ceilings = _ceilings(deployment.hardware)
     found = _starts(resolved, recipe)
     with ExitStack() as stack:
         players, versions = _open(resolved, recipe, stack)
-        found |= run_rows(_trials(recipe, players, resolved.spec.vocab), trials=bench.trials, warmup=bench.warmup)
+        found |= run_rows(
+            _trials(recipe, players, resolved.spec.vocab),
+            trials=bench.trials,
+            warmup=bench.warmup,
+            patience_s=bench.patience_s,
+        )
     results = Results(
         recipe=bench.name or "bench",
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -91,7 +91,8 @@ def _starts(resolved: Resolved, recipe: Recipe) -> dict[str, RowResult]:
         for name, row in recipe.rows.items()
         if isinstance(row, Start)
     }
-    return run_rows(rows, trials=resolved.deployment.bench.trials, warmup=0) if rows else {}
+    bench = resolved.deployment.bench
+    return run_rows(rows, trials=bench.trials, warmup=0, patience_s=bench.patience_s) if rows else {}
 
 
 def _open(resolved: Resolved, recipe: Recipe, stack: ExitStack) -> tuple[dict[str, Player], dict[str, str]]:

@@ -16,19 +16,20 @@ from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import prepare
 from treadle.serve.events import EventStream, until_left
 from treadle.serve.openai.answers import Frame, finish, stream, usage
+from treadle.serve.openai.body import read_body
 from treadle.serve.openai.logprobs import chat_logprobs
-from treadle.serve.openai.requests import ChatRequest, read_body
+from treadle.serve.openai.requests import ChatRequest
 from treadle.serve.service import Answer, Service
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
     """Answer one request. Raises ApiError, ClientLeftError."""
-    body = await read_body(http, ChatRequest)
+    body, size = await read_body(http, ChatRequest, service.max_body_bytes)
     service.check_model(body.model)
     service.admit()
     response_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     make = partial(_requests, service, body, response_id)
-    requests = await until_left(http, service.prepare(make, body.size))
+    requests = await until_left(http, service.prepare(make, size))
     answers = service.submit(requests)
     if body.stream:
         frame = Frame(service, "chat.completion.chunk", response_id, created)

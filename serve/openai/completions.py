@@ -16,20 +16,21 @@ from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import prepare
 from treadle.serve.events import EventStream, until_left
 from treadle.serve.openai.answers import Frame, finish, stream, usage
+from treadle.serve.openai.body import read_body
 from treadle.serve.openai.logprobs import CompletionLogprobs
-from treadle.serve.openai.requests import CompletionRequest, read_body
+from treadle.serve.openai.requests import CompletionRequest
 from treadle.serve.service import Answer, Service
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
     """Answer one request. Raises ApiError, ClientLeftError."""
-    body = await read_body(http, CompletionRequest)
+    body, size = await read_body(http, CompletionRequest, service.max_body_bytes)
     service.check_model(body.model)
     prompts = body.prompts
     service.admit(len(prompts))
     response_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
     make = partial(_requests, service, body, response_id)
-    requests = await until_left(http, service.prepare(make, sum(map(len, prompts))))
+    requests = await until_left(http, service.prepare(make, size))
     answers = service.submit(requests)
     frame = Frame(service, "text_completion", response_id, created)
     if body.stream:
@@ -52,6 +53,8 @@ def _requests(service: Service, body: CompletionRequest, response_id: str) -> li
             params,
             service.limits,
             request_id=f"{response_id}-{i}",
+            # The default is ours to shorten; what a client asked for is not.
+            clamp=body.max_tokens is None,
             field="prompt" if len(prompts) == 1 else f"prompt[{i}]",
         )
         for i, prompt in enumerate(prompts)

@@ -6,13 +6,14 @@ Nothing is ignored in silence: a field is honoured, or known to be without effec
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from treadle.runtime.request import SamplingParams
-from treadle.serve.errors import ApiError
+from treadle.serve.errors import ApiError, clip
 
 HINTS = frozenset(
     ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
@@ -23,7 +24,7 @@ HINTS = frozenset(
 class StreamOptions(BaseModel):
     """How a stream reports usage."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -32,8 +33,8 @@ class StreamOptions(BaseModel):
 class GenerationFields(BaseModel):
     """Fields of both /v1/completions and /v1/chat/completions."""
 
-    # Unknown fields are let in here so that `refuse_extra` can name the nearest known one.
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+    # Unknown fields are for `refuse_unknown`, which stops at the first one and names the nearest known one.
+    model_config = ConfigDict(strict=True, frozen=True, protected_namespaces=())
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "n": (1,),
@@ -51,8 +52,8 @@ class GenerationFields(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = Field(default=None, max_length=1024)
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
@@ -60,21 +61,23 @@ class GenerationFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def refuse_extra(self) -> None:
-        """Raise ApiError for a field that is unknown, or known and not supported."""
-        known = [*type(self).model_fields, *HINTS, *self.neutral]
-        for name, value in (self.model_extra or {}).items():
-            if name in HINTS or (name in self.neutral and (value is None or value in self.neutral[name])):
-                continue
-            if name in self.neutral:
-                allowed = " or ".join(orjson.dumps(choice).decode() for choice in (*self.neutral[name], None))
+    @classmethod
+    def refuse_unknown(cls, fields: Mapping[str, Any]) -> None:
+        """Raise ApiError for the first field of a body that is unknown, or known and not supported."""
+        known = (*cls.model_fields, *HINTS, *cls.neutral)
+        for name, value in fields.items():
+            if name not in cls.neutral:
+                _check_known(name, known)
+            elif value is not None and value not in cls.neutral[name]:
+                allowed = " or ".join(orjson.dumps(choice).decode() for choice in (*cls.neutral[name], None))
                 message = f"{name} is not supported; leave it out or send {allowed}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ApiError(400, f"unknown field {name!r}{hint}", param=name, code="unknown_parameter")
-        if self.stream_options is not None and not self.stream:
+        options = fields.get("stream_options")
+        if options is not None and not fields.get("stream"):
             raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+        if isinstance(options, Mapping):
+            for name in options:
+                _check_known(name, StreamOptions.model_fields, "stream_options.")
 
     @property
     def include_usage(self) -> bool:
@@ -98,3 +101,13 @@ class GenerationFields(BaseModel):
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
         )
+
+
+def _check_known(name: str, known: Iterable[str], where: str = "") -> None:
+    known = tuple(known)
+    if name in known:
+        return
+    name = clip(name)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ApiError(400, f"unknown field {where + name!r}{hint}", param=where + name, code="unknown_parameter")

@@ -93,8 +93,10 @@ class ServerProcess:
         self.process.stdout.close()
 
 
-def fake_server(**options: object) -> ServerProcess:
-    return ServerProcess(sys.executable, str(FAKE), "serve", json.dumps(options))
+def fake_server(*, files: int | None = None, **options: object) -> ServerProcess:
+    """Return a server, with a limit of ``files`` open files."""
+    limit = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+    return ServerProcess(*limit, sys.executable, str(FAKE), "serve", json.dumps(options))
 
 
 def flow(config: dict[str, object]) -> str:
@@ -145,8 +147,8 @@ def start() -> Iterator[Callable[..., ServerProcess]]:
     """Start servers of one's own."""
     servers: list[ServerProcess] = []
 
-    def make(**options: object) -> ServerProcess:
-        servers.append(fake_server(**options))
+    def make(*, files: int | None = None, **options: object) -> ServerProcess:
+        servers.append(fake_server(files=files, **options))
         return servers[-1]
 
     yield make

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -72,13 +73,58 @@ def test_sigterm_drains(start):
         assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == "abc" * 100
 
 
-def test_sigterm_of_an_idle_server_is_quick(start):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_an_idle_server_is_quick(start, number):
     server = start()
     engine = server.engine_pid()
     httpx.get(f"{server.url}/health")
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(number)
     assert server.wait_exit(3) == 0
     assert not _alive(engine)
+
+
+def test_half_sent_requests_do_not_hold_up_the_exit(start):
+    server = start(drain_s=30)
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as head,
+        socket.create_connection(head.getpeername()) as body,
+    ):
+        head.sendall(b"POST /v1/completions HTTP/1.1\r\nhost:")
+        body.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit(3) == 0
+        assert b"503 Service Unavailable" in body.recv(1000)
+    assert "Traceback" not in server.output
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off_quietly(start):
+    server = start(drain_s=0.5)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        raw = json.dumps({"prompt": ["ab"] * 64, "max_tokens": 2040, "stream": True}).encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
+        time.sleep(3.0)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_exit(8)
+    assert "Traceback" not in server.output
+
+
+def test_folders_of_killed_servers_are_swept(start):
+    killed = start()
+    folder = _folder(killed)
+    assert folder.exists()
+    killed.kill()
+    assert folder.exists()
+    server, other = start(), start()
+    assert httpx.get(f"{server.url}/health").status_code == httpx.get(f"{other.url}/health").status_code == 200
+    assert not folder.exists()
+    assert _folder(server).exists()
+    server.process.send_signal(signal.SIGTERM)
+    own = _folder(server)
+    server.wait_exit(5)
+    assert not own.exists()
 
 
 @pytest.mark.parametrize("how", ["second signal", "drain_s"])
@@ -199,6 +245,11 @@ def test_a_port_in_use_is_refused():
             _bind(ServeConfig(port=port))
     with pytest.raises(ConfigError, match=r"serve\.host=not a host"):
         _bind(ServeConfig(host="not a host"))
+
+
+def _folder(server):
+    command = Path(f"/proc/{server.engine_pid()}/cmdline").read_text().split("\0")
+    return Path(command[command.index("engine") + 1])
 
 
 def _alive(pid):

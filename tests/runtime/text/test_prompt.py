@@ -1,4 +1,9 @@
+import threading
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_text import tiny_tokenizer
 
 from treadle.runtime.request import RequestError, SamplingParams
@@ -42,6 +47,9 @@ def test_an_answer_that_does_not_fit_is_refused_or_shortened():
         ([], {}, "prompt", "prompt is empty"),
         ("", {"field": "messages"}, "messages", "messages is empty"),
         ([5] * 32, {}, "prompt", "prompt has 32 tokens; the context holds 32, so a prompt takes at most 31"),
+        ([None] * 10**6, {}, "prompt", "prompt has 1000000 tokens"),
+        ("x" * 10**6, {}, "prompt", "prompt has more than 32 tokens; the context holds 32"),
+        ([5, "y" * 10**6], {}, "prompt", r"prompt\[1\]='y{12}\.\.\.y{13}' is not"),
         ([5, 400], {}, "prompt", r"prompt\[1\]=400 is not a token id in \[0, 400\)"),
         ([5, -1], {}, "prompt", r"prompt\[1\]=-1"),
         ([True], {}, "prompt", r"prompt\[0\]=True"),
@@ -75,3 +83,31 @@ def test_special_tokens_can_be_left_to_the_caller():
 
 def test_ends_outside_the_models_vocabulary_are_left_out():
     assert make([1], Limits(max_len=32, vocab=2)).eos_ids == (0,)
+
+
+@given(st.text(st.sampled_from("the quick 12é龘👩\u200d\n'<|im_end|>"), max_size=60), st.booleans())
+def test_ids_are_those_of_the_whole_text(text, special):
+    request = make(f"x{text}", Limits(max_len=1000, vocab=400), add_special_tokens=special)
+    assert request.prompt == tiny_tokenizer().encode(f"x{text}", special)
+
+
+def test_a_text_of_few_tokens_may_be_long():
+    limits = Limits(max_len=50_000, vocab=400)
+    text = "<|endoftext|>" * 40_000  # 13 characters a token, over many slices
+    assert make(text, limits).prompt == [0] * 40_000
+    with pytest.raises(RequestError, match="60000 tokens"):
+        make("<|endoftext|>" * 60_000, limits)
+
+
+def test_other_threads_run_meanwhile():
+    limits = Limits(max_len=1 << 20, vocab=400)
+    worker = threading.Thread(target=make, args=("the quick brown fox " * 50_000, limits))
+    worker.start()
+    gaps, last_s = [], time.perf_counter()
+    while worker.is_alive():
+        time.sleep(0.001)
+        now_s = time.perf_counter()
+        gaps.append(now_s - last_s)
+        last_s = now_s
+    assert len(gaps) > 20
+    assert max(gaps) < sum(gaps) / 2

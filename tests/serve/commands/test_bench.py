@@ -13,7 +13,6 @@ TINY = ("--config-dir", FOLDER, "bench=tiny")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("treadle.serve.bench.trials.REPEATS", 0)
     monkeypatch.setattr("treadle.serve.bench.ceilings.LARGEST_BYTES", 1 << 20)
     monkeypatch.setattr("treadle.serve.bench.ceilings.SMALLEST_SIDE", 64)
     monkeypatch.setattr("treadle.serve.bench.ceilings.LARGEST_SIDE", 64)

@@ -152,7 +152,7 @@ def test_logprobs_cover_text_that_is_held_back(server):
         ({"prompt": ""}, "prompt", "at least one token"),
         ({"prompt": []}, "prompt", "256"),
         ({"prompt": ["x"] * 300}, "prompt", "256"),
-        ({"prompt": ["x", 1]}, "prompt", "string"),
+        ({"prompt": ["x", 1]}, "prompt[1]", "string"),
         ({"prompt": [1, 258]}, "prompt", "258"),
         ({"prompt": ["x", "y" * 2048]}, "prompt[1]", "2047"),
         ({"prompt": None}, "prompt", "string"),
@@ -166,6 +166,19 @@ def test_refusals_name_field_and_limit(server, change, param, words):
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
+
+
+def test_the_default_answer_is_shortened_where_the_context_ends(server):
+    answer = post(server, {"prompt": "a" * 2040}).json()
+    assert answer["usage"]["completion_tokens"] == 8
+    assert post(server, {"prompt": "a" * 2040, "max_tokens": 16}).json()["error"]["param"] == "max_tokens"
+
+
+def test_more_prompts_than_the_server_ever_takes_are_the_clients_mistake(server):
+    answer = post(server, {"prompt": ["x"] * 69})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert "at most 68" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +220,9 @@ def test_unknown_model(client):
 
 
 def test_long_prompt_is_tokenized_in_a_thread(server):
-    answer = post(server, {"prompt": "x" * 20_000})
+    answer = post(server, {"prompt": "x" * 10_000})
     assert answer.status_code == 400
-    assert "20000 tokens" in answer.json()["error"]["message"]
+    assert "10000 tokens" in answer.json()["error"]["message"]
 
 
 def test_bad_requests_do_not_disturb_a_stream(start):
