@@ -17,6 +17,7 @@ class ConfigError(ValueError):
     def __init__(
         self, problem: str, *, key: str | None = None, value: object = None, nearest: Iterable[str] = (), hint: str = ""
     ) -> None:
+        self.problem = problem
         self.key = key
         self.value = value
         self.nearest = tuple(nearest)
@@ -28,6 +29,11 @@ class ConfigError(ValueError):
         if hint:
             parts.append(hint)
         super().__init__("; ".join(parts))
+
+    def within(self, file: Path) -> ConfigError:
+        """Return the same error, saying which file holds the mistake."""
+        hint = "; ".join(part for part in (self.hint, f"in {file}") if part)
+        return ConfigError(self.problem, key=self.key, value=self.value, nearest=self.nearest, hint=hint)
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 1) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,8 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         try:
             tree = hydra_compose(CONFIG_NAME, ready)
         except (HydraException, OmegaConfBaseException) as error:
-            raise _translate(error) from error
+            found, file = _translate(error), _file_at_fault(error, config_dir)
+            raise (found if file is None else found.within(file)) from error
         except YAMLError as error:
             raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from error
     return from_tree(tree, config_dir)
@@ -132,6 +134,15 @@ def _writable(tree: DictConfig) -> None:
         child = tree._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
             _writable(child)
+
+
+def _file_at_fault(error: Exception, config_dir: str | Path | None) -> Path | None:
+    """Return the file of ``config_dir`` that Hydra says it was merging; None if it says none, or one of treadle's."""
+    merging = re.match(r"In '([^']+)'", str(error))
+    if merging is None or config_dir is None:
+        return None
+    file = Path(config_dir) / f"{merging[1]}.yaml"
+    return file if file.is_file() else None
 
 
 def _translate(error: Exception) -> ConfigError:

@@ -231,7 +231,18 @@ def test_a_folder_of_the_user_brings_choices_presets_and_families(tmp_path):
 def test_a_mistake_in_a_file_of_the_user_is_no_different(tmp_path, text, part):
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv" / "mine.yaml").write_text(text)
-    assert part in refused("kv=mine", config_dir=tmp_path)
+    message = refused("kv=mine", config_dir=tmp_path)
+    assert part in message
+    assert "\n" not in message
+    if part != "power of two":  # found after merging, where the file is no longer known
+        assert str(tmp_path / "kv" / "mine.yaml") in message
+
+
+def test_a_mistake_in_a_preset_names_the_file(tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "p.yaml").write_text("# @package _global_\nkv:\n  page_token: 4\n")
+    file = tmp_path / "preset" / "p.yaml"
+    assert refused("preset=p", config_dir=tmp_path).endswith(f"did you mean kv.page_tokens?; in {file}")
 
 
 def test_a_wrong_folder_is_named(tmp_path):
