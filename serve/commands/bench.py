@@ -44,7 +44,7 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
     check_fits(
         recipe.rows,
         max_len=resolved.plan.max_len,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=resolved.plan.max_num_seqs,
         max_queue=scheduler.max_queue,
     )
     started, machine = datetime.now(UTC), facts.machine(deployment.hardware)
