@@ -217,7 +217,7 @@ class SchedulerConfig:
     chunk_tokens: int | None = field(
         default=None,
         metadata=_about(
-            "tokens of a step while at least as many sequences decode as have prompts to compute, later tokens of a"
+            "tokens of a step while sixteen sequences decode for each that has a prompt to compute, later tokens of a"
             " long prompt counting more: bounds the time between tokens; null: 128 on a CPU, 512 on a GPU",
             low=1,
             high=1 << 20,

@@ -37,7 +37,7 @@ class EngineSettings:
     max_num_seqs: int = 32
     max_step_tokens: int = 512
     chunk_tokens: int = 512
-    """tokens of a step while at least as many sequences decode as have prompts to compute"""
+    """tokens of a step while nearly all sequences decode"""
     attention_tokens: float = math.inf
     """context at which attention costs a token of a prompt as much as all the rest does"""
     max_queue: int = 256

@@ -60,6 +60,10 @@ class Plan:
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
 
 
+DECODES_A_PROMPT = 16
+"""so many answers under way for each prompt to compute, or a single prompt, and prompts are cut small"""
+
+
 class _Room:
     """What a step may still take in of prompts: tokens, and work."""
 
@@ -188,11 +192,13 @@ class Scheduler:
     def _work_beside(self, num_decodes: int) -> float:
         """Return how much work on prompts a step may do beside its decodes, in tokens at the start of a prompt.
 
-        Where most wait for a first token, large steps serve them best. Where most are being answered, the time between
-        their tokens counts: an arriving prompt is cut so small that a step with a part of it takes little longer.
+        Where many wait for a first token, large steps serve them best. Where nearly all are being answered, the time
+        between their tokens counts: an arriving prompt is cut so small that a step with a part of it takes little
+        longer.
         """
         num_prompts = len(self.waiting) + sum(sequence.prefilling for sequence in self.running)
-        return max(self._chunk_tokens - num_decodes, 1) if num_decodes >= num_prompts else math.inf
+        calm = num_decodes > 0 and num_prompts <= max(1, num_decodes // DECODES_A_PROMPT)
+        return max(self._chunk_tokens - num_decodes, 1) if calm else math.inf
 
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.

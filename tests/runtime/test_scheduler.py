@@ -82,7 +82,7 @@ def test_prompts_that_outnumber_answers_get_whole_steps() -> None:
     made = plan(scheduler)
     assert shape(made) == [("a", 1), ("b", 9), ("c", 6)]
     collect(scheduler, made)
-    # Now as many decode as wait: two answers, one prompt.
+    # Now there is a single prompt left beside two answers.
     assert shape(plan(scheduler)) == [("a", 1), ("b", 1), ("c", 1)]
 
 
