@@ -33,7 +33,9 @@ class _Lowering:
 
 
 def run(resolved: Resolved, console: Console, show: str | None = None, prove: bool = False) -> int:
-    """Print every pass with its time and what it changes; ``show`` one as Python; ``prove`` each numerically.
+    """Print every pass with its time and what it changes; ``prove`` each numerically.
+
+    With ``show``, print instead the program before and after that pass, as Python that runs.
 
     Where small steps have a program of their own, its passes follow those of the other.
 
@@ -64,7 +66,7 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
             program(resolved, backend, bars, watch)
         except ProofError as error:
             failed = error
-    for each in lowerings:
+    for each in lowerings if show is None else []:
         console.print(_passes(each))
         if each.steps:
             console.print(_kernels(each))
@@ -72,7 +74,7 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
         if step.applied.name == show:
             _show(console, step)
     if failed is not None:
-        console.print(f"[bold red]not proved:[/] {failed}")
+        console.print(f"# not proved: {failed}", style="bold red", soft_wrap=True)
     return 0 if failed is None else 1
 
 
@@ -124,8 +126,12 @@ def _show(console: Console, step: PassStep) -> None:
     from treadle.graph.text import graph_text
 
     for title, graph in (("before", step.before), ("after", step.after)):
-        console.rule(f"{title} {step.applied!r}", align="left")
-        console.print(Syntax(graph_text(graph), "python", background_color="default", word_wrap=True))
+        text = f"# {title} {step.applied!r}\n{graph_text(graph)}"
+        if console.is_terminal:
+            console.print(Syntax(text, "python", background_color="default", word_wrap=True))
+        else:
+            # Into a file or a pipe goes what Python reads: long lines stay whole.
+            console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _change(before: str, after: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 from pathlib import Path
 
@@ -41,11 +42,21 @@ def test_what_inductor_took_in_is_compiled(tmp_path: Path) -> None:
 def test_the_program_of_small_steps_is_printed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CapturingBackend()
     monkeypatch.setattr("treadle.kernels.backend.open_backend", lambda device, threads: backend)
-    text = explained("passes.compile=false", show="place_state", prove=True)
+    text = explained("passes.compile=false", prove=True)
     for title in ("passes, any step", "kernels, any step", "passes, up to 8 tokens", "kernels, up to 8 tokens"):
         assert text.count(title) == 1
-    assert text.count("before PlaceState") == 2
     assert text.count("error / allowed") == 2
+    assert explained("passes.compile=false", show="place_state").count("# before PlaceState") == 2
+
+
+def test_a_shown_program_is_python_whatever_the_width() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    assert run(resolved(tiny("llama"), (*PLAIN, "passes.compile=false")), console, show="fuse_add_norm") == 0
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.startswith("# before FuseAddNorm()")
+    defined = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert defined == ["embed", "layer0", "head"] * 2
 
 
 def test_a_pass_that_is_not_there_names_the_nearest() -> None:
