@@ -22,7 +22,14 @@ class ServerProcess:
     """One server process; ``url`` waits until it is ready."""
 
     def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # A test runner that ignores SIGHUP hands that on, and the server would respect it as nohup's wish.
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
