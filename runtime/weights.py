@@ -120,12 +120,7 @@ class _Loader:
 
 
 def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: torch.device) -> Tensor:
-    """Return a float32 weight that keeps activations near unit variance, the same for the same seed, name and device.
-
-    Raises: CheckpointError if the description leaves a size to the checkpoint.
-    """
-    if min(expected.shape) < 0:
-        raise CheckpointError("its size is not in the description, so it cannot be made up", key=name)
+    """Return a float32 weight that keeps activations near unit variance, the same for the same seed, name and device."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     values = torch.empty(expected.shape, dtype=torch.float32, device=device).normal_(generator=generator)

@@ -2,7 +2,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import triton_mode  # noqa: F401  (chooses Triton's interpreter before Triton is imported)
 
 from treadle.kernels import registry
 
