@@ -120,7 +120,7 @@ class _Loader:
 
 
 def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: torch.device) -> Tensor:
-    """Return a float32 weight that keeps activations near unit variance; the same for equal seed, name and device."""
+    """Return a float32 weight that keeps activations near unit variance: a function of seed, name and device."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     values = torch.empty(expected.shape, dtype=torch.float32, device=device).normal_(generator=generator)

@@ -1,3 +1,3 @@
-"""Chooses, before any test imports Triton, whether its kernels run natively or in its interpreter."""
+"""Before any test imports the program: torch's compiler imports Triton, and that is when its interpreter is chosen."""
 
 import triton_mode  # noqa: F401
