@@ -153,7 +153,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
     launch(dtype, 1, 1, 16, 8, 128, 128)            # decode, combine
     launch(dtype, 600, 1, 16, 8, 128, 128)          # prefill
 launch(torch.bfloat16, 128, 128, 32, 8, 128, 128)   # decode, unsplit
-launch(torch.bfloat16, 64, 32, 32, 8, 128, 128)     # decode, combine, prefill in turns
+launch(torch.bfloat16, 64, 16, 32, 8, 128, 128)     # decode, combine, prefill in turns
 launch(torch.bfloat16, 8192, 1, 32, 8, 128, 128)
 launch(torch.bfloat16, 4096, 1, 8, 4, 256, 256, 512, 50.0)
 launch(torch.float16, 600, 2, 71, 1, 64, 64, 0, 0.0, page_tokens=3, sinks=True)
