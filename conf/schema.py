@@ -224,7 +224,12 @@ class SchedulerConfig:
         ),
     )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
-    overlap: bool = field(default=True, metadata=_about("schedule the next step while the device runs this one"))
+    overlap: bool | None = field(
+        default=None,
+        metadata=_about(
+            "schedule the next step while the device runs this one; null: on a GPU, not on a CPU, whose cores compute"
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

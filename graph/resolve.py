@@ -167,6 +167,7 @@ def resolve_scheduler(scheduler: SchedulerConfig, device: str) -> SchedulerConfi
         max_num_seqs=seqs,
         max_step_tokens=tokens,
         chunk_tokens=min(scheduler.chunk_tokens or chunk, tokens),
+        overlap=device != "cpu" if scheduler.overlap is None else scheduler.overlap,
     )
 
 

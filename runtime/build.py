@@ -136,7 +136,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         attention_tokens=attention_tokens(resolved.spec, resolved.checkpoint.weights),
         # Over HTTP the text side bounds the queue; it may see a slot as free before the step loop does.
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
-        overlap=deployment.scheduler.overlap,
+        overlap=bool(deployment.scheduler.overlap),
         prefix_cache=deployment.kv.prefix_cache,
         vocab=resolved.spec.vocab,
     )
