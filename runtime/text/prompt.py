@@ -57,7 +57,7 @@ def prepare(
     ``clamp`` shortens an answer that would not fit in the context instead of refusing it. ``field`` is what the caller
     calls the prompt, for messages. Raises RequestError naming the field, its value and the limit.
     """
-    params = _typed(params)
+    params = params.typed()
     params.check(limits.vocab)
     ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field)
     if not ids:
@@ -96,16 +96,6 @@ def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | N
     raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)
 
 
-def _typed(params: SamplingParams) -> SamplingParams:
-    """Return ``params`` with every field of its declared type; constructors in Python do not check them."""
-    try:
-        return msgspec.convert(msgspec.to_builtins(params), SamplingParams)
-    except (msgspec.ValidationError, TypeError) as error:
-        # msgspec ends its message with the path: ... - at `$.top_k`
-        path = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0]
-        raise RequestError(f"sampling parameter {path}: {error}", path or None) from error
-
-
 def _prompt_ids(
     tokenizer: Tokenizer, prompt: str | Sequence[int], limits: Limits, add_special_tokens: bool, field: str
 ) -> list[int]:
@@ -131,8 +121,7 @@ def _encode(tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens:
 
     def encode(part: str) -> list[int]:
         # Unlike `encode`, the batch leaves the interpreter to other threads meanwhile.
-        ids: list[int] = tokenizer.core.encode_batch_fast([part], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+        return tokenizer.encode(part, add_special_tokens)
 
     if len(text) > SUSPECT_CHARS * limits.max_len:
         # A cut changes the tokens next to it only, so twice too many tokens in slices are too many in one piece.

@@ -67,9 +67,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of ``text``; with ``add_special_tokens`` also those the model wants around it.
 
-        A special token written out in ``text`` is read as that token.
+        A special token written out in ``text`` is read as that token. Other threads run meanwhile.
         """
-        ids: list[int] = self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        # The same ids as encode's, which keeps the interpreter's lock for as long as a prompt takes.
+        ids: list[int] = self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
