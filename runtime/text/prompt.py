@@ -120,7 +120,6 @@ def _encode(tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens:
     """Return the ids of ``text``, with work and memory bounded by the context and not by the text."""
 
     def encode(part: str) -> list[int]:
-        # Unlike `encode`, the batch leaves the interpreter to other threads meanwhile.
         return tokenizer.encode(part, add_special_tokens)
 
     if len(text) > SUSPECT_CHARS * limits.max_len:
