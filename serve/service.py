@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
+from treadle.conf.schema import ServeConfig
+from treadle.conf.size import parse_bytes
 from treadle.runtime.request import Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
 from treadle.runtime.text.prompt import Limits
@@ -16,7 +19,9 @@ from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.engine_client import EngineClient, Stream
 from treadle.serve.engine_process import EngineDiedError
 from treadle.serve.errors import ApiError, clip
-from treadle.serve.metrics import Metrics
+from treadle.serve.metrics import Metrics, Times
+
+Made = TypeVar("Made")
 
 INLINE_BYTES = 8192
 """a larger body is checked and tokenized in a thread, so that it does not hold up everybody's stream"""
@@ -30,7 +35,7 @@ class Answer:
         self.output = OutputProcessor(service.tokenizer, request)
         self._metrics = service.metrics
         self._stream = stream
-        self._last_s = 0.0
+        self._times = Times(arrival_s=request.arrival_s)
         self._failed = False
         self._closed = False
 
@@ -60,21 +65,18 @@ class Answer:
         self._closed = True
         self._stream.close()
         reason = "error" if self._failed else self.output.finish_reason or "abort"
-        self._metrics.finish(reason, time.monotonic() - self.request.arrival_s)
+        self._metrics.finish(reason, self._times, time.monotonic(), len(self.output.token_ids))
 
     def _observe(self, delta: Delta) -> None:
         if not delta.token_ids:
             return
-        now, metrics = time.monotonic(), self._metrics
-        if self._last_s:
-            metrics.itl_s.observe(now - self._last_s)
+        now, times, output, count = time.monotonic(), self._times, self.output, len(delta.token_ids)
+        if times.first_s:
+            self._metrics.more_tokens(now - times.last_s, count)
         else:
-            metrics.prompt_tokens.inc(len(self.request.prompt))
-            metrics.cached_tokens.inc(self.output.num_cached_tokens)
-            metrics.queue_s.observe(self.output.queue_s or 0.0)
-            metrics.ttft_s.observe(now - self.request.arrival_s)
-        metrics.generation_tokens.inc(len(delta.token_ids))
-        self._last_s = now
+            times.first_s, times.queue_s = now, output.queue_s or 0.0
+            self._metrics.first_tokens(times, len(self.request.prompt), output.num_cached_tokens, count)
+        times.last_s = now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +91,18 @@ class Service:
     template: Callable[[], ChatTemplate]
     """raises RequestError if the model has no chat template"""
     limits: Limits
+    config: ServeConfig
     client: EngineClient
     metrics: Metrics
 
     @property
     def max_body_bytes(self) -> int:
-        """How large a body may be: room for a whole context in ids or escaped text, and for much beside it.
+        """How large a body may be. By itself: room for a whole context in ids or escaped text, and for much beside it.
 
-        Reading JSON holds up everybody's stream and cannot be interrupted, so this is no larger than it has to be.
+        Reading JSON holds up everybody's stream and cannot be interrupted, so that is no larger than it has to be.
         """
+        if self.config.max_body != "auto":
+            return parse_bytes(self.config.max_body)
         return (1 << 20) + 16 * self.limits.max_len
 
     def check_model(self, name: str | None) -> None:
@@ -125,7 +130,7 @@ class Service:
             message = f"{self.client.in_flight} requests are running or waiting; the limit is {self.client.capacity}"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
 
-    async def prepare(self, make: Callable[[], list[Request]], size: int) -> list[Request]:
+    async def off_loop(self, make: Callable[[], Made], size: int) -> Made:
         """Return what ``make`` returns, made in a thread if the body has many bytes (``size``). Raises ApiError."""
         try:
             return make() if size <= INLINE_BYTES else await asyncio.to_thread(make)
@@ -135,6 +140,8 @@ class Service:
     def submit(self, requests: Sequence[Request]) -> list[Answer]:
         """Hand the requests, all or none, to the engine. Raises ApiError 429, 503."""
         self.admit(len(requests))
+        for request in requests:
+            self.metrics.submitted(1, request.params.max_tokens or 0)
         try:
             return [Answer(self, request, self.client.submit(request)) for request in requests]
         except EngineDiedError as error:

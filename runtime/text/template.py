@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -35,16 +36,37 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt text of ``messages`` (OpenAI's shape).
 
+        ``continue_final_message`` ends it with the last message's own words, for the answer to go on from there.
         ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
         """
-        variables: dict[str, Any] = {**self._tokens, "tools": list(tools) if tools else None, "documents": None}
+        if documents and not self.mentions("documents"):
+            raise RequestError("the chat template has no place for documents", "documents")
+        if continue_final_message and add_generation_prompt:
+            message = "continue_final_message needs add_generation_prompt=false: nobody begins a new message"
+            raise RequestError(message, "continue_final_message")
+        plain = plain_messages(messages)
+        variables: dict[str, Any] = {
+            **self._tokens,
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
+        }
         variables.update(extra or {})
-        variables.update(messages=plain_messages(messages), add_generation_prompt=add_generation_prompt)
+        variables.update(messages=plain, add_generation_prompt=add_generation_prompt)
+        text = self._render(variables)
+        return _up_to(text, str(plain[-1]["content"])) if continue_final_message else text
+
+    def mentions(self, name: str) -> bool:
+        """Whether the source of the template has this word, as a variable, key or text."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._template.render(variables)
         except RequestError:
@@ -94,6 +116,15 @@ def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if text is None and not message.get("tool_calls"):
         raise RequestError(f"{where}.content is missing", f"{where}.content")
     return {**message, "content": text if text is not None else ""}
+
+
+def _up_to(text: str, content: str) -> str:
+    """Return ``text`` up to the end of ``content``, which templates may strip. Raises RequestError."""
+    for written in (content, content.strip()):
+        if written and written in text:
+            return text[: text.rindex(written) + len(written)]
+    message = "the chat template does not write the last message as it is, so that it cannot be continued"
+    raise RequestError(message, "continue_final_message")
 
 
 def _part_text(part: Any, where: str) -> str:

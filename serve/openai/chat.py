@@ -29,7 +29,7 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     service.admit()
     response_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     make = partial(_requests, service, body, response_id)
-    requests = await until_left(http, service.prepare(make, size))
+    requests = await until_left(http, service.off_loop(make, size))
     answers = service.submit(requests)
     if body.stream:
         frame = Frame(service, "chat.completion.chunk", response_id, created)
@@ -45,7 +45,7 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
 def _requests(service: Service, body: ChatRequest, response_id: str) -> list[Request]:
     defaults = service.tokenizer.facts.sampling
     params = body.sampling(defaults, max_tokens=body.token_limit, logprobs=body.logprob_count)
-    text = service.template().render(body.plain_messages, extra=body.chat_template_kwargs)
+    _, text = body.conversation.render(service)
     # The template has written the special tokens.
     request = prepare(
         service.tokenizer,

@@ -30,7 +30,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     service.admit(len(prompts))
     response_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
     make = partial(_requests, service, body, response_id)
-    requests = await until_left(http, service.prepare(make, size))
+    requests = await until_left(http, service.off_loop(make, size))
     answers = service.submit(requests)
     frame = Frame(service, "text_completion", response_id, created)
     if body.stream:

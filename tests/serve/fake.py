@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +27,8 @@ from treadle.serve.server import Plan, serve
 VOCAB = 258
 EOS = 256
 MAX_LEN = 2048
-OPTIONS = {"slots": 4, "step_s": 0.0, "load_s": 0.0, "max_queue": 64, "fail": None, "drain_s": 20.0, "api_key": None}
+OPTIONS = {"slots": 4, "step_s": 0.0, "load_s": 0.0, "max_queue": 64, "fail": None, "drain_s": 20.0}
+SERVE = [spec.name for spec in fields(ServeConfig)]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
@@ -115,7 +117,7 @@ def _byte(char: str) -> int:
 
 
 def run_server(options: dict) -> int:
-    config = ServeConfig(port=0, drain_s=options["drain_s"], api_key=options["api_key"])
+    config = ServeConfig(port=0, **{key: options[key] for key in SERVE if key in options})
     plan = Plan(
         config=config,
         name="fake",

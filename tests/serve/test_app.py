@@ -65,10 +65,10 @@ def test_counters_equal_what_clients_saw(start):
             usage = client.post("/v1/completions", json=body).json()["usage"]
             prompt += usage["prompt_tokens"]
             completion += usage["completion_tokens"]
-    assert server.gauge("treadle:prompt_tokens_total") == prompt
-    assert server.gauge("treadle:generation_tokens_total") == completion
-    assert server.gauge("treadle:requests_total") == 30
-    assert server.gauge("treadle:time_to_first_token_seconds_count") == 30
+    assert server.gauge("vllm:prompt_tokens_total") == prompt
+    assert server.gauge("vllm:generation_tokens_total") == completion
+    assert server.gauge("vllm:request_success_total") == 30
+    assert server.gauge("vllm:time_to_first_token_seconds_count") == 30
 
 
 def test_a_full_queue_answers_429(start):
@@ -105,20 +105,20 @@ def test_50_streams_closed_at_the_third_token_free_their_slots(start):
             received = b""
             while received.count(b'"text"') < 3:
                 received += connection.recv(65536)
-        server.wait_gauge("treadle:requests_running", 20)
-        server.wait_gauge("treadle:requests_waiting", 30)
-    server.wait_gauge("treadle:requests_running", 0, limit_s=1.0)
-    server.wait_gauge("treadle:requests_waiting", 0, limit_s=0.5)
+        server.wait_gauge("vllm:num_requests_running", 20)
+        server.wait_gauge("vllm:num_requests_waiting", 30)
+    server.wait_gauge("vllm:num_requests_running", 0, limit_s=1.0)
+    server.wait_gauge("vllm:num_requests_waiting", 0, limit_s=0.5)
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "next ", "max_tokens": 9})
     assert answer.json()["choices"][0]["text"] == "next next"
-    assert server.gauge("treadle:requests_total") == 51
+    assert server.gauge("vllm:request_success_total") == 51
 
 
 def test_a_client_that_leaves_without_a_stream_frees_its_slot(start):
     server = start(step_s=0.005)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 2000}, timeout=0.3)
-    server.wait_gauge("treadle:requests_running", 0, limit_s=1.0)
+    server.wait_gauge("vllm:num_requests_running", 0, limit_s=1.0)
 
 
 def test_a_client_that_leaves_inside_its_body_is_forgotten(server):

@@ -78,7 +78,7 @@ def test_aborts_and_bad_requests_leave_a_stream_as_it_is(real_server):
 
     alone = run(real_server, lambda client: stream(client, body))
     assert run(real_server, beside) == alone
-    real_server.wait_gauge("treadle:requests_running", 0, limit_s=2.0)
+    real_server.wait_gauge("vllm:num_requests_running", 0, limit_s=2.0)
     assert httpx.get(f"{real_server.url}/health").status_code == 200
 
 
