@@ -82,25 +82,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """other keywords of vLLM's LLM, with the values that ask for nothing; None does not for any of them"""
 
 NEUTRAL_PARAMS: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "detokenize": (True,),
     "early_stopping": (False,),
     "extra_args": ({},),
     "flat_logprobs": (False,),
-    "frequency_penalty": (0,),
     "guided_decoding": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logits_processors": ([],),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 """parameters of vLLM's SamplingParams that have no effect here, in the same way"""

@@ -83,7 +83,7 @@ def test_other_parameters_are_refused_by_name():
     assert caught.value.field == "topp"
     with pytest.raises(RequestError, match=r"repetition_penalti .* did you mean repetition_penalty"):
         SamplingParams(repetition_penalti=1.0)
-    with pytest.raises(RequestError, match="zzz is not a sampling parameter; known: temperature"):
+    with pytest.raises(RequestError, match="zzz is not a sampling parameter; known: n, presence_penalty"):
         SamplingParams(zzz=1)
     with pytest.raises(RequestError, match="by name"):
         SamplingParams(0.5)
