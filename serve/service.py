@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ class Answer:
             self._metrics.more_tokens(now - times.last_s, count)
         else:
             times.first_s, times.queue_s = now, output.queue_s or 0.0
-            self._metrics.first_tokens(times, len(self.request.prompt), output.num_cached_tokens, count)
+            # A prompt with several answers counts in the first.
+            prompt_len = 0 if self.request.choice else len(self.request.prompt)
+            self._metrics.first_tokens(times, prompt_len, output.num_cached_tokens, count)
         times.last_s = now
 
 
@@ -120,11 +123,14 @@ class Service:
             for answer in answers:
                 answer.close()
 
-    def admit(self, count: int = 1) -> None:
-        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue, 400 if they never will."""
+    def admit(self, count: int = 1, field: str = "n") -> None:
+        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue, 400 if they never will.
+
+        ``field`` is what asks for so many.
+        """
         if count > self.client.capacity:
-            message = f"prompt holds {count} prompts; this server runs and queues at most {self.client.capacity}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+            message = f"{count} answers are asked for; this server runs and queues at most {self.client.capacity}"
+            raise ApiError(400, message, param=field, code="invalid_value")
         if self.client.in_flight + count > self.client.capacity:
             self.metrics.refused.inc(count)
             message = f"{self.client.in_flight} requests are running or waiting; the limit is {self.client.capacity}"
@@ -140,8 +146,10 @@ class Service:
     def submit(self, requests: Sequence[Request]) -> list[Answer]:
         """Hand the requests, all or none, to the engine. Raises ApiError 429, 503."""
         self.admit(len(requests))
+        sizes = Counter(request.group or request.id for request in requests)
         for request in requests:
-            self.metrics.submitted(1, request.params.max_tokens or 0)
+            if request.choice == 0:
+                self.metrics.submitted(sizes[request.group or request.id], request.params.max_tokens or 0)
         try:
             return [Answer(self, request, self.client.submit(request)) for request in requests]
         except EngineDiedError as error:

@@ -11,6 +11,10 @@ from treadle.runtime.request import SamplingParams
 from treadle.serve.errors import ApiError
 from treadle.serve.openai.fields import Fields, check_known
 
+Ids = Annotated[list[int], Field(fail_fast=True)]
+MAX_ID = 200
+"""characters of a request's id"""
+
 
 class StreamOptions(BaseModel):
     """How a stream reports usage."""
@@ -30,25 +34,53 @@ class GenerationFields(Fields):
         ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
     )
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "n": (1,),
-        "logit_bias": ({},),
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "priority": (0,),
+        "cache_salt": (),
+        "session_id": (),
+        "kv_transfer_params": ({},),
+        "vllm_xargs": ({},),
+        "mm_processor_kwargs": ({},),
     }
 
+    n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
-    ignore_eos: bool = False
-    min_tokens: int = 0
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Ids | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool = False
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """tokens of log-probabilities are called token_id:5"""
+    add_special_tokens: bool | None = None
+    request_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -62,26 +94,38 @@ class GenerationFields(Fields):
         if isinstance(options, Mapping):
             for name in options:
                 check_known(name, StreamOptions.model_fields, "stream_options.")
+        if fields.get("stream") and fields.get("prompt_logprobs") is not None:
+            message = "prompt_logprobs is only allowed without stream=true; /v1/completions streams them with echo"
+            raise ApiError(400, message, param="prompt_logprobs", code="invalid_value")
+        if (
+            fields.get("stream")
+            and fields.get("echo")
+            and fields.get("logprobs") is not None
+            and fields.get("n") not in (None, 1)
+        ):
+            message = "echo with logprobs and several answers is only allowed without stream=true"
+            raise ApiError(400, message, param="n", code="invalid_value")
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
+
+    def sampling(
+        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
-        names = ("temperature", "top_p", "top_k", "min_p", "seed")
-        chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults}
-        chosen |= {name: value for name in names if (value := getattr(self, name)) is not None}
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(
-            **chosen,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            logprobs=logprobs,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
-        )
+        given = {name: value for name in _PARAMS if (value := getattr(self, name)) is not None}
+        limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        return SamplingParams(**{**defaults, **given, **limits})
+
+
+_PARAMS = sorted(
+    (GenerationFields.model_fields.keys() & set(SamplingParams.__struct_fields__)) - {"max_tokens", "prompt_logprobs"}
+)
+"""fields that are handed on as they are"""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
-from treadle.runtime.text.template import MAX_MESSAGES, ChatTemplate
+from treadle.runtime.text.template import MAX_MESSAGES, ChatTemplate, plain_messages
 from treadle.serve.errors import ApiError, clip
 from treadle.serve.openai.body import invalid
 from treadle.serve.service import Service
@@ -26,7 +26,7 @@ class Message(BaseModel):
 
 
 Messages = SkipValidation[Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]]
-"""checked by ``plain_messages``, off the event loop"""
+"""checked by ``check_messages``, off the event loop"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class Conversation:
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def render(self, service: Service) -> tuple[list[dict[str, Any]], str]:
-        """Return the messages and the prompt's text. Raises ApiError, RequestError."""
+    def render(self, service: Service) -> tuple[dict[str, Any], str]:
+        """Return the last message and the prompt's text. Raises ApiError, RequestError."""
         if self.chat_template is None:
             template = service.template()
         elif service.config.trust_chat_template:
@@ -49,7 +49,7 @@ class Conversation:
         else:
             message = "chat_template is code that runs in the server; serve.trust_chat_template=true would let it"
             raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
-        messages = plain_messages(self.messages, keep_developer=template.mentions("developer"))
+        messages = check_messages(self.messages, keep_developer=template.mentions("developer"))
         text = template.render(
             messages,
             add_generation_prompt=self.add_generation_prompt,
@@ -57,10 +57,10 @@ class Conversation:
             documents=self.documents,
             extra=self.chat_template_kwargs,
         )
-        return messages, text
+        return plain_messages(messages[-1:])[0], text
 
 
-def plain_messages(entries: Any, *, keep_developer: bool = False) -> list[dict[str, Any]]:
+def check_messages(entries: Any, *, keep_developer: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a body for the chat template. Raises ApiError, naming the message at fault."""
     if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_MESSAGES:
         found = f"; there are {len(entries)}" if isinstance(entries, list) else ""

@@ -22,13 +22,7 @@ Prompt = str | list[TokenId]
 class CompletionRequest(GenerationFields):
     """Body of /v1/completions."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = GenerationFields.neutral | {
-        "best_of": (1,),
-        "echo": (False,),
-        "suffix": ("",),
-        "prompt_logprobs": (),
-        "response_format": ({"type": "text"},),
-    }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = GenerationFields.neutral | {"suffix": ("",)}
 
     prompt: SkipValidation[str | list[str] | list[TokenId] | list[list[TokenId]]]
     logprobs: int | None = None
@@ -53,9 +47,20 @@ class CompletionRequest(GenerationFields):
         return many
 
     @property
+    def only_echo(self) -> bool:
+        """Whether nothing but the prompt is wanted back."""
+        return self.echo and self.max_tokens == 0
+
+    @property
     def token_limit(self) -> int:
-        """Return how many tokens may be generated."""
-        return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        """Return how many tokens may be generated; one, which is left out of the answer, where none is wanted."""
+        return COMPLETION_MAX_TOKENS if self.max_tokens is None else 1 if self.only_echo else self.max_tokens
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """Return how many alternatives are wanted for tokens of the prompt, None if no log-probabilities are."""
+        wanted = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 class ChatRequest(GenerationFields):
@@ -67,15 +72,14 @@ class ChatRequest(GenerationFields):
         "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
         "reasoning_effort": (),
+        "include_reasoning": (True,),
+        "thinking_token_budget": (),
         "verbosity": (),
         "web_search_options": (),
-        "prompt_logprobs": (),
-        "echo": (False,),
     }
 
     messages: Messages
