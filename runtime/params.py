@@ -138,6 +138,11 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
                 "logits_processors",
             )
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities come with every token of the answer."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
+
     def typed(self) -> SamplingParams:
         """Return these with every field of its declared type, which constructors do not check: 0 becomes 0.0.
 

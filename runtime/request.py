@@ -31,6 +31,21 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     """seconds on the clock of time.monotonic, for queue time"""
 
 
+def spread(request: Request) -> list[Request]:
+    """Return a request for each of the ``n`` answers that ``request`` asks for: one group, ids ``ID-0``, ``ID-1``."""
+    params = request.params
+    if params.n == 1:
+        return [request]
+    replace = msgspec.structs.replace
+    requests = []
+    for choice in range(params.n):
+        seed = None if params.seed is None else (params.seed + choice + 2**63) % 2**64 - 2**63
+        alone = replace(params, n=1, seed=seed, prompt_logprobs=None if choice else params.prompt_logprobs)
+        name = f"{request.id}-{choice}"
+        requests.append(replace(request, id=name, params=alone, group=request.id, choice=choice))
+    return requests
+
+
 class Abort(msgspec.Struct, kw_only=True, tag=True):
     """End a request now: the client left, or a stop string matched (then ``keep`` tokens count as its output)."""
 

@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from treadle.runtime.request import RequestError
 
 MAX_MESSAGES = 10_000
+END_MARK = "\ue000\ue001\ue000"
+"""stands for the end of a content while it is rendered; characters of no language"""
 
 
 class ChatTemplate:
@@ -43,36 +45,47 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text of ``messages`` (OpenAI's shape).
 
-        ``continue_final_message`` ends it with the last message's own words, for the answer to go on from there.
         ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
+        ``continue_final_message`` ends the text where the content of the last message does.
         """
         if documents and not self.mentions("documents"):
             raise RequestError("the chat template has no place for documents", "documents")
-        if continue_final_message and add_generation_prompt:
-            message = "continue_final_message needs add_generation_prompt=false: nobody begins a new message"
-            raise RequestError(message, "continue_final_message")
-        plain = plain_messages(messages)
-        variables: dict[str, Any] = {
-            **self._tokens,
-            "tools": list(tools) if tools else None,
-            "documents": list(documents) if documents else None,
-        }
-        variables.update(extra or {})
-        variables.update(messages=plain, add_generation_prompt=add_generation_prompt)
-        text = self._render(variables)
-        return _up_to(text, str(plain[-1]["content"])) if continue_final_message else text
-
-    def mentions(self, name: str) -> bool:
-        """Whether the source of the template has this word, as a variable, key or text."""
-        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
-
-    def _render(self, variables: Mapping[str, Any]) -> str:
+        extra = {"tools": list(tools) if tools else None, "documents": documents or None, **(extra or {})}
+        if continue_final_message:
+            return self._open_ended(messages, add_generation_prompt, extra)
+        variables: dict[str, Any] = {**self._tokens, **extra}
+        variables.update(messages=plain_messages(messages), add_generation_prompt=add_generation_prompt)
         try:
             return self._template.render(variables)
         except RequestError:
             raise
         except Exception as error:  # a template is foreign code: whatever it raises is about these messages
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+
+    def mentions(self, name: str) -> bool:
+        """Whether the source of the template has this word, as a variable, key or text."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    def _open_ended(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any],
+    ) -> str:
+        if add_generation_prompt:
+            raise RequestError(
+                "continue_final_message=True goes on with the last message, so add_generation_prompt takes False",
+                "continue_final_message",
+            )
+        *before, last = plain_messages(messages)
+        marked = {**last, "content": last["content"] + END_MARK}
+        text = self.render([*before, marked], add_generation_prompt=False, extra=extra)
+        content, found, _ = text.rpartition(END_MARK)
+        if not found:
+            raise RequestError(
+                "the chat template leaves out the content of the last message, which cannot be continued", "messages"
+            )
+        return content
 
 
 def chat_template(templates: Mapping[str, str], tokens: Mapping[str, str], name: str | None = None) -> ChatTemplate:
@@ -116,15 +129,6 @@ def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if text is None and not message.get("tool_calls"):
         raise RequestError(f"{where}.content is missing", f"{where}.content")
     return {**message, "content": text if text is not None else ""}
-
-
-def _up_to(text: str, content: str) -> str:
-    """Return ``text`` up to the end of ``content``, which templates may strip. Raises RequestError."""
-    for written in (content, content.strip()):
-        if written and written in text:
-            return text[: text.rindex(written) + len(written)]
-    message = "the chat template does not write the last message as it is, so that it cannot be continued"
-    raise RequestError(message, "continue_final_message")
 
 
 def _part_text(part: Any, where: str) -> str:
