@@ -101,7 +101,7 @@ class _Style:
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """Return a complete choice."""
         output = answer.output
-        entries = output.logprobs if answer.request.params.logprobs is not None else None
+        entries = output.logprobs if answer.request.params.wants_logprobs else None
         found = {
             "index": index,
             "message": {"role": "assistant", "content": self._echo + output.text, "refusal": None},

@@ -92,7 +92,7 @@ class _Style:
         output, body = answer.output, self._body
         text = "" if body.only_echo else output.text
         entries: list[Logprobs] | None = None
-        if body.logprobs is not None:
+        if answer.request.params.wants_logprobs:
             entries = [
                 *(self._prompt_entries(answer) if body.echo else ()),
                 *(() if body.only_echo else output.logprobs),

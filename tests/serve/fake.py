@@ -88,13 +88,27 @@ class RepeatEngine:
         return outputs
 
     def _output(self, request: Request, token: int, count: int, reason) -> Output:
-        wanted = request.params.logprobs
-        top = [(token + i) % VOCAB for i in range(wanted or 0)]
-        logprobs = None if wanted is None else [TokenLogprob(-0.5, 1, top, [-0.5 - i for i in range(len(top))])]
+        wanted, of_prompt = request.params.logprobs, request.params.prompt_logprobs
+        logprobs = None if wanted is None else [self._logprob(token, -0.5, wanted)]
+        prompt = None
+        if of_prompt is not None and count == 0:
+            prompt = [self._logprob(each, -0.25 * i, of_prompt) for i, each in enumerate(request.prompt[1:], start=1)]
         cached = 3 if count == 0 else 0
         return Output(
-            id=request.id, token_ids=[token], logprobs=logprobs, finish_reason=reason, num_cached_tokens=cached
+            id=request.id,
+            token_ids=[token],
+            logprobs=logprobs,
+            prompt_logprobs=prompt,
+            finish_reason=reason,
+            num_cached_tokens=cached,
+            queue_s=0.0 if count == 0 else None,
         )
+
+    @staticmethod
+    def _logprob(token: int, logprob: float, count: int) -> TokenLogprob:
+        """The token itself is the likeliest, and the ones behind it follow."""
+        top = [(token + i) % VOCAB for i in range(count)]
+        return TokenLogprob(logprob, 1, top, [logprob - i for i in range(count)])
 
     def stats(self) -> Stats:
         return Stats(num_running=len(self.running), num_waiting=len(self.waiting), steps=self.steps, pages_total=10)

@@ -69,7 +69,7 @@ def test_aborts_and_bad_requests_leave_a_stream_as_it_is(real_server):
             await client.post("/v1/completions", json=body | {"prompt": f"gone {i} " * 20}, timeout=0.05 * (1 + i % 4))
 
     async def bad(client):
-        for change in ({"n": 2}, {"max_tokens": 5000}, {"prompt": ["x", 5]}, {"prompt": [999]}):
+        for change in ({"n": 0}, {"max_tokens": 5000}, {"prompt": ["x", 5]}, {"prompt": [999]}):
             assert (await client.post("/v1/completions", json=body | change)).status_code == 400
 
     async def beside(client):
