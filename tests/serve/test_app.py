@@ -49,14 +49,15 @@ def test_every_route_but_health_asks_for_the_key(start, metrics_open):
     unknown = ("/openapi.json", "/docs", "/nothing", "//health", "/health/", "/metrics/", "/v1", "/invocations")
     every = [*found, *(("GET", path) for path in unknown)]
     tried = 0
-    for path in dict.fromkeys(path for _, path in every):
-        if path == "/health" or (path == "/metrics" and metrics_open):
-            continue
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}):
-            for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
-                answer = httpx.request(method, server.url + path, headers=headers)
-                assert answer.status_code == 401, (path, method)
-                tried += 1
+    with httpx.Client(base_url=server.url) as client:
+        for path in dict.fromkeys(path for _, path in every):
+            if path == "/health" or (path == "/metrics" and metrics_open):
+                continue
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}):
+                for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
+                    answer = client.request(method, server.url + path, headers=headers)
+                    assert answer.status_code == 401, (path, method)
+                    tried += 1
     assert tried > 300
     assert httpx.get(f"{server.url}/v1/models").json()["error"]["type"] == "authentication_error"
     assert httpx.get(f"{server.url}/health").status_code == 200
