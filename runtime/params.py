@@ -10,20 +10,15 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from treadle.conf.errors import nearest
+from treadle.graph.packet import MAX_ASKED, MAX_BIASES
 from treadle.runtime.keywords import NEUTRAL_PARAMS, asks_nothing
 
 MAX_N = 1024
 MAX_LOGPROBS = 20
-MAX_LOGPROB_TOKENS = 64
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 16
-MAX_BIASES = 512
 MAX_BIAS = 1000
 """a larger one forbids or forces a token, which others do better"""
-MAX_BAD_WORDS = 32
-"""bad words of several tokens; those of a single token are bounded by the vocabulary alone"""
-MAX_BAD_TOKENS = 8
-"""tokens of one bad word"""
 
 
 class RequestError(ValueError):
@@ -206,7 +201,7 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
 
     def _check_tokens(self, vocab: int) -> None:
         if self.logprob_token_ids is not None:
-            _check_ids("logprob_token_ids", self.logprob_token_ids, vocab, MAX_LOGPROB_TOKENS)
+            _check_ids("logprob_token_ids", self.logprob_token_ids, vocab, MAX_ASKED)
         if self.allowed_token_ids is not None:
             _check_ids("allowed_token_ids", self.allowed_token_ids, vocab, None)
         for token_id, bias in (self.logit_bias or {}).items():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import reprlib
 
-from treadle.runtime.params import MAX_BAD_TOKENS, MAX_BAD_WORDS, RequestError
+from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS
+from treadle.runtime.params import RequestError
 from treadle.runtime.text.tokenizer import Tokenizer
 
 

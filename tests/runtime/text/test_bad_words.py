@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tiny_text import tiny_tokenizer
 
-from treadle.runtime.params import MAX_BAD_TOKENS, MAX_BAD_WORDS, RequestError
+from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS
+from treadle.runtime.params import RequestError
 from treadle.runtime.text.bad_words import bad_word_ids
 
 VOCAB = 10_000
