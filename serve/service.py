@@ -10,17 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treadle.conf.schema import ServeConfig
 from treadle.conf.size import parse_bytes
 from treadle.runtime.request import Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
-from treadle.runtime.text.prompt import Limits
-from treadle.runtime.text.template import ChatTemplate
-from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.engine_client import EngineClient, Stream
 from treadle.serve.engine_process import EngineDiedError
-from treadle.serve.errors import ApiError, clip
+from treadle.serve.errors import ApiError
 from treadle.serve.metrics import Metrics, Times
+from treadle.serve.served import Served
 
 Made = TypeVar("Made")
 
@@ -83,18 +80,9 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class Service(Served):
     """The model's text side, the way to its engine, and what the API says about it."""
 
-    name: str
-    fingerprint: str
-    created: int
-    """seconds since the epoch"""
-    tokenizer: Tokenizer
-    template: Callable[[], ChatTemplate]
-    """raises RequestError if the model has no chat template"""
-    limits: Limits
-    config: ServeConfig
     client: EngineClient
     metrics: Metrics
 
@@ -107,12 +95,6 @@ class Service:
         if self.config.max_body != "auto":
             return parse_bytes(self.config.max_body)
         return (1 << 20) + 16 * self.limits.max_len
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError 404 if a request asks for another model."""
-        if name is not None and name != self.name:
-            message = f"the model {clip(name)!r} does not exist; this server has {self.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
 
     @contextmanager
     def closing(self, answers: Sequence[Answer]) -> Iterator[None]:

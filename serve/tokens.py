@@ -16,6 +16,7 @@ from treadle.serve.events import until_left
 from treadle.serve.openai.body import read_body
 from treadle.serve.openai.fields import Fields
 from treadle.serve.openai.messages import Conversation, Messages
+from treadle.serve.served import Served
 from treadle.serve.service import Service
 
 
@@ -35,7 +36,7 @@ class TokenizeRequest(Fields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def text(self, service: Service) -> str:
+    def text(self, served: Served) -> str:
         """Return the text to tokenize. Raises ApiError, RequestError."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "either prompt or messages must be given", param="prompt", code="invalid_value")
@@ -49,7 +50,7 @@ class TokenizeRequest(Fields):
             chat_template_kwargs=self.chat_template_kwargs,
             documents=self.documents,
         )
-        return conversation.render(service)[1]
+        return conversation.render(served)[1]
 
 
 class DetokenizeRequest(Fields):

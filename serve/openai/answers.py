@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 
-from treadle.runtime.text.output import Delta
+from treadle.runtime.request import Request
+from treadle.runtime.text.output import Delta, OutputProcessor
 from treadle.serve.events import DONE
-from treadle.serve.service import Answer, Service
+from treadle.serve.served import Served
+from treadle.serve.service import Answer
 
-Write = Callable[[int, Answer, Delta], bytes]
+
+class Shown(Protocol):
+    """An answer as far as it is known, wherever it runs."""
+
+    @property
+    def request(self) -> Request:
+        """What was asked."""
+        ...
+
+    @property
+    def output(self) -> OutputProcessor:
+        """What came."""
+        ...
+
+
+Write = Callable[[int, Shown, Delta], bytes]
 """what answer i gained, as a JSON object"""
-Open = Callable[[int, Answer], bytes | None]
+Open = Callable[[int, Shown], bytes | None]
 """the choice that comes before answer i's first, as a JSON object; None for none"""
 
 
 class Frame:
     """The constant part of every object of one response."""
 
-    def __init__(self, service: Service, kind: str, response_id: str, created: int) -> None:
+    def __init__(self, served: Served, kind: str, response_id: str, created: int) -> None:
         self.fields: dict[str, Any] = {
             "id": response_id,
             "object": kind,
             "created": created,
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
         }
         self._head = b"data: " + orjson.dumps(self.fields)[:-1] + b',"choices":['
 
@@ -84,7 +101,7 @@ async def finish(answers: Sequence[Answer]) -> None:
         pass
 
 
-def usage(answers: Sequence[Answer], only_prompt: bool = False) -> dict[str, Any]:
+def usage(answers: Sequence[Shown], only_prompt: bool = False) -> dict[str, Any]:
     """Return the token counts of a whole response; a prompt counts once however many answers it has."""
     firsts = [answer for answer in answers if answer.request.choice == 0]
     prompt = sum(len(answer.request.prompt) for answer in firsts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,12 +15,13 @@ from treadle.runtime.request import Request, spread
 from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import prepare
 from treadle.serve.events import EventStream, until_left
-from treadle.serve.openai.answers import Frame, finish, stream, usage, whole
+from treadle.serve.openai.answers import Frame, Shown, finish, stream, usage, whole
 from treadle.serve.openai.body import read_body
 from treadle.serve.openai.identity import Identity
 from treadle.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from treadle.serve.openai.requests import ChatRequest
-from treadle.serve.service import Answer, Service
+from treadle.serve.served import Served
+from treadle.serve.service import Service
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
@@ -28,10 +30,10 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.admit(max(body.n or 1, 1))
     identity, created = Identity.of(http, body.request_id), int(time.time())
-    prompt = await until_left(http, service.off_loop(partial(_prompt, service, body, identity.internal), size))
+    prompt = await until_left(http, service.off_loop(partial(chat_prompt, service, body, identity.internal), size))
     answers = service.submit(spread(prompt.request))
-    style = _Style(body, prompt)
     if body.stream:
+        style = _Style(body, prompt)
         frame = Frame(service, "chat.completion.chunk", identity.response("chatcmpl"), created)
         events = stream(
             answers,
@@ -43,22 +45,29 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
             continuous_usage=body.continuous_usage,
         )
         return EventStream(events, answers, {"x-request-id": identity.shown})
-    frame = Frame(service, "chat.completion", identity.response("chatcmpl"), created)
     with service.closing(answers):
         await until_left(http, finish(answers))
-        content = frame.fields | {
-            "service_tier": None,
-            "choices": [style.choice(i, answer) for i, answer in enumerate(answers)],
-            "usage": usage(answers),
-        }
-        if body.prompt_logprobs is not None:
-            content["prompt_logprobs"] = prompt_logprobs(answers[0].output.prompt_logprobs)
-        if body.return_token_ids:
-            content["prompt_token_ids"] = prompt.request.prompt
-        return whole(content, identity.shown)
+        return whole(chat_completion(service, body, prompt, answers, identity, created), identity.shown)
 
 
-class _Prompt(NamedTuple):
+def chat_completion(
+    served: Served, body: ChatRequest, prompt: ChatPrompt, answers: Sequence[Shown], identity: Identity, created: int
+) -> dict[str, Any]:
+    """Return the object of a chat whose answers are complete."""
+    style = _Style(body, prompt)
+    content = Frame(served, "chat.completion", identity.response("chatcmpl"), created).fields | {
+        "service_tier": None,
+        "choices": [style.choice(i, answer) for i, answer in enumerate(answers)],
+        "usage": usage(answers),
+    }
+    if body.prompt_logprobs is not None:
+        content["prompt_logprobs"] = prompt_logprobs(answers[0].output.prompt_logprobs)
+    if body.return_token_ids:
+        content["prompt_token_ids"] = prompt.request.prompt
+    return content
+
+
+class ChatPrompt(NamedTuple):
     """The request of a conversation, its ``n`` still to be spread."""
 
     request: Request
@@ -66,31 +75,32 @@ class _Prompt(NamedTuple):
     """the assistant's words that the answer goes on with, if they are wanted back"""
 
 
-def _prompt(service: Service, body: ChatRequest, name: str) -> _Prompt:
+def chat_prompt(served: Served, body: ChatRequest, name: str) -> ChatPrompt:
+    """Return the request of a chat; ``name`` is its id in the engine. Raises ApiError, RequestError."""
     params = body.sampling(
-        service.tokenizer.facts.sampling,
+        served.tokenizer.facts.sampling,
         max_tokens=body.token_limit,
         logprobs=body.logprob_count,
         prompt_logprobs=body.prompt_logprobs,
     )
-    last, text = body.conversation.render(service)
+    last, text = body.conversation.render(served)
     # The template has written the special tokens, unless the client knows that it does not.
     request = prepare(
-        service.tokenizer,
+        served.tokenizer,
         text,
         params,
-        service.limits,
+        served.limits,
         request_id=name,
         add_special_tokens=bool(body.add_special_tokens),
         field="messages",
     )
-    return _Prompt(request, str(last["content"]) if body.echo and last["role"] == "assistant" else "")
+    return ChatPrompt(request, str(last["content"]) if body.echo and last["role"] == "assistant" else "")
 
 
 class _Style:
     """Writes the choices of one chat as its request wants them."""
 
-    def __init__(self, body: ChatRequest, prompt: _Prompt) -> None:
+    def __init__(self, body: ChatRequest, prompt: ChatPrompt) -> None:
         self._by_id = bool(body.return_tokens_as_token_ids)
         self._token_ids = bool(body.return_token_ids)
         self._echo = prompt.echo
@@ -98,7 +108,7 @@ class _Style:
         self.first_fields = b',"prompt_token_ids":' + ids if ids else b""
         """fields of a stream's first event"""
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, answer: Shown) -> dict[str, Any]:
         """Return a complete choice."""
         output = answer.output
         entries = output.logprobs if answer.request.params.wants_logprobs else None
@@ -111,12 +121,12 @@ class _Style:
         }
         return found | {"token_ids": output.token_ids} if self._token_ids else found
 
-    def opening(self, index: int, answer: Answer) -> bytes:  # noqa: ARG002
+    def opening(self, index: int, answer: Shown) -> bytes:  # noqa: ARG002
         """Return the choice that names the speaker, as JSON."""
         role = b'{"index":%d,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
         return role % (index, orjson.dumps(self._echo))
 
-    def chunk(self, index: int, answer: Answer, delta: Delta) -> bytes:  # noqa: ARG002
+    def chunk(self, index: int, answer: Shown, delta: Delta) -> bytes:  # noqa: ARG002
         """Return a streamed choice as JSON."""
         content = b'{"content":%b}' % orjson.dumps(delta.text) if delta.text else b"{}"
         return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (

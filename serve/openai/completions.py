@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,13 @@ from treadle.runtime.text.output import Alternative, Delta, Logprobs
 from treadle.runtime.text.prompt import prepare
 from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.events import EventStream, until_left
-from treadle.serve.openai.answers import Frame, finish, stream, usage, whole
+from treadle.serve.openai.answers import Frame, Shown, finish, stream, usage, whole
 from treadle.serve.openai.body import read_body
 from treadle.serve.openai.identity import Identity
 from treadle.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from treadle.serve.openai.requests import CompletionRequest
-from treadle.serve.service import Answer, Service
+from treadle.serve.served import Served
+from treadle.serve.service import Service
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -30,11 +32,13 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     num_prompts, n = len(body.prompts), max(body.n or 1, 1)
     service.admit(num_prompts * n, "prompt" if num_prompts > 1 else "n")
     identity, created = Identity.of(http, body.request_id), int(time.time())
-    requests = await until_left(http, service.off_loop(partial(_requests, service, body, identity.internal), size))
+    requests = await until_left(
+        http, service.off_loop(partial(completion_requests, service, body, identity.internal), size)
+    )
     answers = service.submit([one for request in requests for one in spread(request)])
-    frame = Frame(service, "text_completion", identity.response("cmpl"), created)
-    style = _Style(service.tokenizer, body, answers)
     if body.stream:
+        frame = Frame(service, "text_completion", identity.response("cmpl"), created)
+        style = _Style(service.tokenizer, body, answers)
         events = stream(
             answers,
             frame,
@@ -47,14 +51,23 @@ async def completions(service: Service, http: HttpRequest) -> Response:
         return EventStream(events, answers, {"x-request-id": identity.shown})
     with service.closing(answers):
         await until_left(http, finish(answers))
-        choices = [style.choice(i, answer) for i, answer in enumerate(answers)]
-        return whole(frame.fields | {"choices": choices, "usage": usage(answers, body.only_echo)}, identity.shown)
+        return whole(completion(service, body, answers, identity, created), identity.shown)
 
 
-def _requests(service: Service, body: CompletionRequest, name: str) -> list[Request]:
-    """Return a request for each prompt, its ``n`` still to be spread."""
+def completion(
+    served: Served, body: CompletionRequest, answers: Sequence[Shown], identity: Identity, created: int
+) -> dict[str, Any]:
+    """Return the object of a completion whose answers are complete."""
+    style = _Style(served.tokenizer, body, answers)
+    choices = [style.choice(i, answer) for i, answer in enumerate(answers)]
+    fields = Frame(served, "text_completion", identity.response("cmpl"), created).fields
+    return fields | {"choices": choices, "usage": usage(answers, body.only_echo)}
+
+
+def completion_requests(served: Served, body: CompletionRequest, name: str) -> list[Request]:
+    """Return a request for each prompt, its ``n`` still to be spread. Raises ApiError, RequestError."""
     params = body.sampling(
-        service.tokenizer.facts.sampling,
+        served.tokenizer.facts.sampling,
         max_tokens=body.token_limit,
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprob_count,
@@ -62,10 +75,10 @@ def _requests(service: Service, body: CompletionRequest, name: str) -> list[Requ
     prompts = body.prompts
     return [
         prepare(
-            service.tokenizer,
+            served.tokenizer,
             prompt,
             params,
-            service.limits,
+            served.limits,
             request_id=f"{name}-{i}",
             add_special_tokens=body.add_special_tokens is not False,
             # The default is ours to shorten; what a client asked for is not.
@@ -79,7 +92,7 @@ def _requests(service: Service, body: CompletionRequest, name: str) -> list[Requ
 class _Style:
     """Writes the choices of one completion as its request wants them."""
 
-    def __init__(self, tokenizer: Tokenizer, body: CompletionRequest, answers: list[Answer]) -> None:
+    def __init__(self, tokenizer: Tokenizer, body: CompletionRequest, answers: Sequence[Shown]) -> None:
         self._tokenizer = tokenizer
         self._body = body
         self._answers = answers
@@ -87,7 +100,7 @@ class _Style:
         by_id = bool(body.return_tokens_as_token_ids)
         self._logprobs = [CompletionLogprobs(by_id) for _ in answers]
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, answer: Shown) -> dict[str, Any]:
         """Return a complete choice."""
         output, body = answer.output, self._body
         text = "" if body.only_echo else output.text
@@ -111,7 +124,7 @@ class _Style:
             found["token_ids"] = [] if body.only_echo else output.token_ids
         return found
 
-    def opening(self, index: int, answer: Answer) -> bytes | None:
+    def opening(self, index: int, answer: Shown) -> bytes | None:
         """Return the choice with the prompt as JSON, None if it is not wanted back."""
         body = self._body
         if not body.echo and not body.return_token_ids:
@@ -128,7 +141,7 @@ class _Style:
             found |= {"prompt_token_ids": answer.request.prompt, "token_ids": []}
         return orjson.dumps(found)
 
-    def chunk(self, index: int, answer: Answer, delta: Delta) -> bytes:  # noqa: ARG002
+    def chunk(self, index: int, answer: Shown, delta: Delta) -> bytes:  # noqa: ARG002
         """Return a streamed choice as JSON."""
         return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
             index,
@@ -146,14 +159,14 @@ class _Style:
             return prompt
         return self._tokenizer.decode(self._answers[index].request.prompt, skip_special_tokens=False)
 
-    def _prompt_entries(self, answer: Answer) -> list[Logprobs]:
+    def _prompt_entries(self, answer: Shown) -> list[Logprobs]:
         return self._first_answer(answer).output.prompt_logprobs or []
 
-    def _first_answer(self, answer: Answer) -> Answer:
+    def _first_answer(self, answer: Shown) -> Shown:
         """Return the answer that the prompt's log-probabilities came with: the first to the same prompt."""
         return next(one for one in self._answers if one.request.prompt is answer.request.prompt)
 
-    def _first(self, answer: Answer) -> Alternative:
+    def _first(self, answer: Shown) -> Alternative:
         """Return the prompt's first token, which nothing comes before that could give it a probability."""
         token_id, tokenizer = answer.request.prompt[0], self._tokenizer
         return Alternative(token_id, tokenizer.token_text(token_id), tokenizer.token_bytes(token_id), 0.0, None)

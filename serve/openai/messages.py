@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationErr
 from treadle.runtime.text.template import MAX_MESSAGES, ChatTemplate, plain_messages
 from treadle.serve.errors import ApiError, clip
 from treadle.serve.openai.body import invalid
-from treadle.serve.service import Service
+from treadle.serve.served import Served
 
 
 class Message(BaseModel):
@@ -40,12 +40,12 @@ class Conversation:
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def render(self, service: Service) -> tuple[dict[str, Any], str]:
+    def render(self, served: Served) -> tuple[dict[str, Any], str]:
         """Return the last message and the prompt's text. Raises ApiError, RequestError."""
         if self.chat_template is None:
-            template = service.template()
-        elif service.config.trust_chat_template:
-            template = ChatTemplate(self.chat_template, service.tokenizer.facts.template_tokens)
+            template = served.template()
+        elif served.config.trust_chat_template:
+            template = ChatTemplate(self.chat_template, served.tokenizer.facts.template_tokens)
         else:
             message = "chat_template is code that runs in the server; serve.trust_chat_template=true would let it"
             raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
