@@ -75,8 +75,11 @@ class ChatPrompt(NamedTuple):
     """the assistant's words that the answer goes on with, if they are wanted back"""
 
 
-def chat_prompt(served: Served, body: ChatRequest, name: str) -> ChatPrompt:
-    """Return the request of a chat; ``name`` is its id in the engine. Raises ApiError, RequestError."""
+def chat_prompt(served: Served, body: ChatRequest, name: str, *, clamp: bool = False) -> ChatPrompt:
+    """Return the request of a chat; ``name`` is its id in the engine.
+
+    ``clamp`` shortens an answer that would not fit instead of refusing it. Raises ApiError, RequestError.
+    """
     params = body.sampling(
         served.tokenizer.facts.sampling,
         max_tokens=body.token_limit,
@@ -92,6 +95,7 @@ def chat_prompt(served: Served, body: ChatRequest, name: str) -> ChatPrompt:
         served.limits,
         request_id=name,
         add_special_tokens=bool(body.add_special_tokens),
+        clamp=clamp,
         field="messages",
     )
     return ChatPrompt(request, str(last["content"]) if body.echo and last["role"] == "assistant" else "")

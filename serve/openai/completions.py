@@ -64,8 +64,11 @@ def completion(
     return fields | {"choices": choices, "usage": usage(answers, body.only_echo)}
 
 
-def completion_requests(served: Served, body: CompletionRequest, name: str) -> list[Request]:
-    """Return a request for each prompt, its ``n`` still to be spread. Raises ApiError, RequestError."""
+def completion_requests(served: Served, body: CompletionRequest, name: str, *, clamp: bool = False) -> list[Request]:
+    """Return a request for each prompt, its ``n`` still to be spread.
+
+    ``clamp`` shortens answers that would not fit, also where max_tokens is given. Raises ApiError, RequestError.
+    """
     params = body.sampling(
         served.tokenizer.facts.sampling,
         max_tokens=body.token_limit,
@@ -82,7 +85,7 @@ def completion_requests(served: Served, body: CompletionRequest, name: str) -> l
             request_id=f"{name}-{i}",
             add_special_tokens=body.add_special_tokens is not False,
             # The default is ours to shorten; what a client asked for is not.
-            clamp=body.max_tokens is None,
+            clamp=clamp or body.max_tokens is None,
             field="prompt" if len(prompts) == 1 else f"prompt[{i}]",
         )
         for i, prompt in enumerate(prompts)
