@@ -140,6 +140,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         prefix_cache=deployment.kv.prefix_cache,
         vocab=resolved.spec.vocab,
         processors=resolved.plan.processors,
+        seed=deployment.scheduler.seed,
     )
     engine = Engine(
         executor=Executables(made, loaded, arena.bytes),

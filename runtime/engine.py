@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,11 +18,19 @@ from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepS
 from treadle.graph.state import PagedKV
 from treadle.kernels.backend.protocol import Backend, Event
 from treadle.runtime.processors import make_processors
-from treadle.runtime.request import Abort, FinishReason, Output, Request, RequestError, Stats, TokenLogprob
+from treadle.runtime.request import (
+    Abort,
+    FinishReason,
+    Output,
+    Request,
+    RequestError,
+    Stats,
+    TokenLogprob,
+    check_choice,
+)
 from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.slot_load import forbidden_tokens
 from treadle.runtime.state.arena import Arena, Pages
 from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.stepper import Executor, Stepper
@@ -47,6 +55,8 @@ class EngineSettings:
     prefix_cache: bool = True
     vocab: int
     """tokens that the program knows: 0 .. vocab - 1"""
+    seed: int | None = None
+    """of the seeds of requests that bring none; None: they differ from run to run"""
     processors: bool = False
     """requests may name installed logits processors: slots remember every token for them"""
 
@@ -83,6 +93,7 @@ class Engine:
         num_pages = arena.free_bytes // kv.page_bytes
         allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
         self._settings = settings
+        self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
         self._scheduler = Scheduler(
             allocator,
@@ -134,10 +145,9 @@ class Engine:
             request,
             order=self._order,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival_s=request.arrival_s or time.monotonic(),
         )
-        self._check_choice(sequence)
         sequence.processors = make_processors(params.logits_processors)
         self._order += 1
         self._sequences[request.id] = sequence
@@ -225,6 +235,7 @@ class Engine:
             raise RequestError(f"{num_stops} tokens would end the answer; at most {MAX_STOPS}", "stop_token_ids")
         if params.n != 1:
             raise RequestError(f"n={params.n}: a request has one answer; request.spread makes {params.n} of it", "n")
+        check_choice(request)
         words = request.bad_token_ids
         if any(not 0 <= token < vocab for word in words for token in word) or not all(words):
             raise RequestError(f"bad_words hold a token id outside [0, {vocab}), or none", "bad_words")
@@ -232,22 +243,6 @@ class Engine:
         if len(long) > MAX_BAD_WORDS or any(len(word) > MAX_BAD_TOKENS for word in long):
             raise RequestError(
                 f"bad_words takes at most {MAX_BAD_WORDS} words of 2 to {MAX_BAD_TOKENS} tokens", "bad_words"
-            )
-
-    def _check_choice(self, sequence: Sequence) -> None:
-        """Raise RequestError if no token is left to choose, now or before ``min_tokens``."""
-        allowed = sequence.params.allowed_token_ids
-        if allowed is None:
-            return
-        forbidden = forbidden_tokens(sequence, self._settings.vocab)
-        left = [token for token in allowed if not forbidden[token]]
-        if not left:
-            raise RequestError("allowed_token_ids leaves no token that bad_words do not forbid", "allowed_token_ids")
-        if sequence.params.min_tokens and set(left) <= set(sequence.stop_ids):
-            raise RequestError(
-                "allowed_token_ids holds only tokens that end the answer, which min_tokens forbids;"
-                " add another one, or leave min_tokens out",
-                "allowed_token_ids",
             )
 
     def _launch(self, plan: Plan) -> _Launched:

@@ -71,18 +71,13 @@ def _counts(sequence: Sequence, vocab: int) -> Array:
     return counts
 
 
-def forbidden_tokens(sequence: Sequence, vocab: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens a request never draws, [V]."""
+def _forbidden(sequence: Sequence, vocab: int) -> Array:
+    """Return a bit for each token that is never drawn, [ceil(V / 32)] int32."""
     allowed = sequence.params.allowed_token_ids
-    forbidden = np.full(vocab, allowed is not None)
+    forbidden = np.full(-(-vocab // 32) * 32, allowed is not None)
     forbidden[list(allowed or ())] = False
     forbidden[[word[0] for word in sequence.bad_token_ids if len(word) == 1]] = True
-    return forbidden
-
-
-def _forbidden(sequence: Sequence, vocab: int) -> Array:
-    bits = np.packbits(forbidden_tokens(sequence, -(-vocab // 32) * 32), bitorder="little")
-    return bits.view(np.int32)
+    return np.packbits(forbidden, bitorder="little").view(np.int32)
 
 
 def _words(sequence: Sequence) -> Array:
