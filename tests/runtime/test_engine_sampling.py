@@ -12,8 +12,10 @@ import torch
 from history_model import PAGE_TOKENS, VOCAB, Bench, answer, fold, scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_mode import NATIVE
 
 from treadle.graph import processors as installed
+from treadle.kernels import sample_triton
 from treadle.runtime.request import Abort, Request, RequestError, SamplingParams, spread
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -90,6 +92,24 @@ def test_every_change_is_the_plain_one_in_any_company(captured: bool, num_pages:
     assert (bench.engine.stats().preemptions > 0) == (num_pages == 12)
     assert bench.engine.stats().prefix_hit_tokens > 0
     bench.close()
+
+
+@pytest.mark.skipif(NATIVE, reason="tensors on the CPU need the interpreter")
+def test_the_kernels_of_a_gpu_answer_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's interpreter, captured: the same tokens as plain torch."""
+
+    def run() -> dict[str, list[int]]:
+        bench = Bench(captured=True, max_num_seqs=2, max_step_tokens=16)
+        for index, (params, words) in enumerate(CHANGES[::2]):
+            add(bench, f"r{index}", PROMPT, words, **{**params, "max_tokens": 5})
+        add(bench, "hot", PROMPT, temperature=1.5, seed=4, top_k=9, frequency_penalty=1.0, logprobs=1, max_tokens=5)
+        found = bench.run().outputs
+        bench.close()
+        return {name: [token for output in outputs for token in output.token_ids] for name, outputs in found.items()}
+
+    plain_torch = run()
+    monkeypatch.setattr("treadle.runtime.stepper.token_kernels", lambda device: sample_triton)
+    assert run() == plain_torch
 
 
 def test_penalties_work_on_draws_and_with_the_models_log_probabilities() -> None:
