@@ -117,6 +117,13 @@ def table_rows(
     ]
 
 
+def history_row(max_num_seqs: int, max_len: int) -> MemoryRow:
+    """Return the exact bytes of every token of every sequence, which logits processors see."""
+    return MemoryRow(
+        "tables", f"tokens of {max_num_seqs} sequences for logits processors", (max_num_seqs + 1) * max_len * 4
+    )
+
+
 def workspace_rows(
     spec: ModelSpec, dtype: str, device: str, max_num_seqs: int, max_step_tokens: int
 ) -> list[MemoryRow]:

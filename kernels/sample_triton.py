@@ -24,6 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
+from treadle.kernels.adjust_logits_triton import adjust_logits as adjust_logits
+from treadle.kernels.adjust_logits_triton import note_tokens as note_tokens
 from treadle.kernels.sample import Rows
 from treadle.kernels.sample_chunks_triton import chunk_peaks, gather, row_bounds, take_best
 from treadle.kernels.sample_draw_triton import draw_row

@@ -35,6 +35,10 @@ class CompletionOutput:
     stop_reason: int | str | None
     """the stop string or stop token; None at the model's own end"""
 
+    def finished(self) -> bool:
+        """Return whether the answer is complete."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMetrics:

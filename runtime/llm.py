@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from treadle.conf.load import compose, model_overrides
 from treadle.runtime.completion import RequestMetrics, RequestOutput, request_output
 from treadle.runtime.driver import Answer, Driver, StepEngine
-from treadle.runtime.keywords import llm_overrides
+from treadle.runtime.keywords import llm_overrides, refuse_arguments
 from treadle.runtime.progress import AnswerBar, PhaseBars
 from treadle.runtime.request import Request, RequestError, SamplingParams, spread
+from treadle.runtime.text.hf_tokenizer import HFTokenizer
 from treadle.runtime.text.load import load_tokenizer
 from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import Limits, Prompt, prepare, text_and_ids, texts_and_ids
@@ -79,30 +80,32 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """Return one output for each prompt, in their order.
+        """Return one output for each prompt, in their order; it holds ``n`` answers.
 
         A list of ints is one prompt of token ids. ``sampling_params`` is one for all prompts or one for each; None
         takes what the model recommends. An answer that would not fit in the context is shortened. ``use_tqdm`` shows a
-        progress bar in a terminal.
+        progress bar in a terminal. ``others`` are vLLM's other arguments, as far as they ask for nothing.
 
         Raises: RequestError for a prompt or parameters that cannot run, before any of them does.
         """
+        refuse_arguments(others)
         return self._generate(texts_and_ids(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Return one output for each conversation: a list of messages (OpenAI's shape), or a list of such lists.
 
@@ -112,6 +115,7 @@ class LLM:
 
         Raises: RequestError as ``generate``, and for messages that the template refuses.
         """
+        refuse_arguments(others)
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         template = self._template(chat_template)
         texts = [
@@ -140,9 +144,9 @@ class LLM:
         request = self._request(text, ids, params, "prompt", add_special_tokens)
         return self._deltas(request)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self._tokenizer
+    def get_tokenizer(self) -> HFTokenizer:
+        """Return the tokenizer, with the methods that transformers gives it."""
+        return HFTokenizer(self._tokenizer.core, self._tokenizer.facts)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``."""

@@ -115,7 +115,7 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
                 force_setattr(self, name, tuple(given))
         for name in ("logprob_token_ids", "allowed_token_ids"):
             given = getattr(self, name)
-            if isinstance(given, list | set | frozenset):
+            if isinstance(given, list | set | frozenset | range):
                 force_setattr(self, name, tuple(given))
         if isinstance(self.logit_bias, Mapping):
             force_setattr(self, "logit_bias", {_whole(key): value for key, value in self.logit_bias.items()} or None)

@@ -46,6 +46,23 @@ def spread(request: Request) -> list[Request]:
     return requests
 
 
+def check_choice(request: Request) -> None:
+    """Raise RequestError if no token is left to choose, or none before ``min_tokens`` are there."""
+    params = request.params
+    if params.allowed_token_ids is None:
+        return
+    left = {*params.allowed_token_ids} - {word[0] for word in request.bad_token_ids if len(word) == 1}
+    if not left:
+        raise RequestError("allowed_token_ids leaves no token that bad_words do not forbid", "allowed_token_ids")
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_ids)}
+    if params.min_tokens and left <= ends:
+        raise RequestError(
+            "allowed_token_ids holds only tokens that end the answer, which min_tokens forbids;"
+            " add another one, or leave min_tokens out",
+            "allowed_token_ids",
+        )
+
+
 class Abort(msgspec.Struct, kw_only=True, tag=True):
     """End a request now: the client left, or a stop string matched (then ``keep`` tokens count as its output)."""
 

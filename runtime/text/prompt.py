@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.processors import check_processors
+from treadle.runtime.request import Request, RequestError, SamplingParams, check_choice
 from treadle.runtime.text.bad_words import bad_word_ids
 from treadle.runtime.text.tokenizer import Tokenizer
 
@@ -60,6 +61,7 @@ def prepare(
     """
     params = params.typed()
     params.check(limits.vocab)
+    check_processors(params.logits_processors)
     keep = _kept_tokens(params, limits)
     ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field, keep)
     if not ids:
@@ -74,7 +76,7 @@ def prepare(
             "max_tokens",
         )
     eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id < limits.vocab)
-    return Request(
+    request = Request(
         id=request_id,
         prompt=ids,
         params=params,
@@ -82,6 +84,8 @@ def prepare(
         bad_token_ids=bad_word_ids(tokenizer, params.bad_words, limits.vocab),
         arrival_s=time.monotonic(),
     )
+    check_choice(request)
+    return request
 
 
 def texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
@@ -97,6 +101,9 @@ def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | N
         keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not keys:
             raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
+        for key, value in prompt.items():
+            if key not in ("prompt_token_ids", "prompt") and value is not None and value != {}:
+                raise RequestError(f"{field} holds {key!r}, which is not supported; it takes text or token ids", field)
         prompt = prompt[keys[0]]
     if isinstance(prompt, str):
         return prompt, None
