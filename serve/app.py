@@ -116,6 +116,8 @@ def _card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "treadle",
+        "root": service.name,
+        "parent": None,
         "max_model_len": service.limits.max_len,
     }
 

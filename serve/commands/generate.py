@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ def _answer(
     console: Console,
     results: Results,
     source: Path,
-    defaults: dict[str, object],
+    defaults: Mapping[str, object],
     total: int,
 ) -> None:
     from treadle.runtime.build import build_engine
