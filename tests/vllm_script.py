@@ -87,9 +87,4 @@ def main(model: str) -> SimpleNamespace:
         tensor_parallel_size=1,
         load_format="dummy",
     )
-    return SimpleNamespace(generate=generate(llm), control=control(llm), chat=chat(llm), unseeded=unseeded(llm))
-
-
-def unseeded(llm: LLM) -> list[str]:
-    params = SamplingParams(temperature=1.0, n=2, max_tokens=6)
-    return [each.text for output in llm.generate(["a", "a"], params) for each in output.outputs]
+    return SimpleNamespace(generate=generate(llm), control=control(llm), chat=chat(llm))
