@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import random
@@ -301,12 +302,12 @@ class Engine:
 
     def _take_scores(self, plan: Plan, scored: Scores) -> None:
         """Append what tokens of prompts scored to the sequences they belong to."""
-        row = 0
+        rows = zip(*(column.tolist() for column in scored[:4] if column is not None))
         for chunk in plan.chunks:
-            sequence = chunk.sequence
-            for each in range(row, row + len(chunk.scored)):
-                sequence.prompt_logprobs.append(_logprob(scored, each, sequence.params.prompt_logprobs or 0))
-            row += len(chunk.scored)
+            count = chunk.sequence.params.prompt_logprobs
+            for logprob, rank, top_ids, top_logprobs in itertools.islice(rows, len(chunk.scored)):
+                found = TokenLogprob(logprob, rank, top_ids[:count], top_logprobs[:count])
+                chunk.sequence.prompt_logprobs.append(found)
 
     def _report(self, sequence: Sequence, token_ids: list[int], reason: FinishReason | None) -> Output:
         output = Output(
@@ -330,7 +331,7 @@ class Engine:
             log.error("request %s leaked %d pages; they are free again", owner, count)
 
 
-def _logprob(samples: Samples | Scores, row: int, count: int, asked: int = 0) -> TokenLogprob:
+def _logprob(samples: Samples, row: int, count: int, asked: int) -> TokenLogprob:
     assert samples.logprobs is not None
     assert samples.ranks is not None
     assert samples.top_ids is not None

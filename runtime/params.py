@@ -54,8 +54,11 @@ class ParamsMeta(msgspec.StructMeta):
         return super().__call__(**given)
 
 
-class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=True):
-    """Parameters of one request. Raises RequestError (field named) from ``check``."""
+class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
+    """Parameters of one request. Raises RequestError (field named) from ``check``.
+
+    Scripts may set fields until they hand them over: a request has its own, which never change.
+    """
 
     n: int = 1
     """answers to one prompt, which is computed once; the i-th draws by ``seed + i``"""
@@ -106,7 +109,7 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
     """installed processors by name (entry points of ``treadle.logits_processors``), each with its arguments"""
 
     def __post_init__(self) -> None:
-        # Scripts pass one stop string, lists, sets; JSON has only strings as keys. What is kept is immutable.
+        # Scripts pass one stop string, lists, sets; JSON has only strings as keys.
         for name in ("stop", "stop_token_ids", "bad_words"):
             given: object = getattr(self, name)
             if isinstance(given, str) or given is None:
@@ -143,8 +146,10 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, frozen=True, kw_only=
 
         Raises: RequestError naming the field.
         """
+        # Made anew, since fields may have been set in any of the forms that the constructor takes.
+        given = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
         try:
-            return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+            return msgspec.convert(msgspec.to_builtins(given), SamplingParams)
         except (msgspec.ValidationError, TypeError, OverflowError) as error:
             # msgspec ends its message with the path: ... - at `$.top_k`, `$.stop[0]` or `key in `$.logit_bias`
             path = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0] if "`$." in str(error) else ""

@@ -1,14 +1,10 @@
 """Logits processors: Python that a user installs and a request names, run on the device for its row alone.
 
 An entry point of ``treadle.logits_processors`` is a class (or function) that is called with the request's arguments
-and returns a processor, one for each answer. A processor is called for every token of its answer with
-
-    token_ids   [n] int64 on the device, prompt and answer so far
-    logits      [V] float32 on the device, as the model gave them; it may change them in place
-
-and returns the logits to use, or None for those it was given. It sees the logits before forbidden tokens, biases,
-penalties and temperature. The host does not wait for it, so reading a value (``.item()``) costs the overlap of steps.
-What it raises ends its request and no other. Steps without a processor's request are as fast as if none existed.
+and returns the logits to use, or None for those it was given; perhaps once more behind the last token. It sees the
+logits before forbidden tokens, biases, penalties and temperature. The host does not wait for it, so reading a value
+(``.item()``) costs the overlap of steps. What it raises ends its request and no other. Steps without a processor's
+request are as fast as if none existed.
 """
 
 from __future__ import annotations

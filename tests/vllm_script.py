@@ -8,7 +8,10 @@ from vllm import LLM, SamplingParams
 
 def generate(llm: LLM) -> SimpleNamespace:
     prompts = ["the quick brown fox", "def f(x):", "jumps over the lazy dog and the other dogs"]
-    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, max_tokens=12, seed=1)
+    sampling_params = llm.get_default_sampling_params()
+    sampling_params.temperature = 0.8
+    sampling_params.top_p, sampling_params.top_k, sampling_params.min_p = 0.95, 50, 0.01
+    sampling_params.max_tokens, sampling_params.seed = 12, 1
     outputs = llm.generate(prompts, sampling_params)
     for output in outputs:
         print(f"Prompt: {output.prompt!r}, generated: {output.outputs[0].text!r}")
@@ -87,9 +90,4 @@ def main(model: str) -> SimpleNamespace:
         tensor_parallel_size=1,
         load_format="dummy",
     )
-    return SimpleNamespace(generate=generate(llm), control=control(llm), chat=chat(llm), unseeded=unseeded(llm))
-
-
-def unseeded(llm: LLM) -> list[str]:
-    params = SamplingParams(temperature=1.0, n=2, max_tokens=6)
-    return [each.text for output in llm.generate(["a", "a"], params) for each in output.outputs]
+    return SimpleNamespace(generate=generate(llm), control=control(llm), chat=chat(llm))

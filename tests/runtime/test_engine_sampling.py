@@ -127,6 +127,21 @@ def test_penalties_work_on_draws_and_with_the_models_log_probabilities() -> None
     bench.close()
 
 
+def test_the_engines_seed_makes_a_run_repeat() -> None:
+    def run(seed: int | None) -> list[list[int]]:
+        bench = Bench(seed=seed)
+        for name in "ab":
+            add(bench, name, PROMPT, temperature=1.5)
+        bench.run().close()
+        return [bench.tokens(name) for name in "ab"]
+
+    first = run(5)
+    assert first[0] != first[1]
+    assert run(5) == first
+    assert run(6) != first
+    assert run(None) != first
+
+
 def test_greedy_steps_stay_the_cheapest_variant() -> None:
     bench = Bench(captured=True)
     kinds: list[int] = []

@@ -73,6 +73,17 @@ def test_forms_that_scripts_and_json_bring(given, kept):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
+def test_fields_may_be_set_until_the_parameters_are_handed_over():
+    params = SamplingParams()
+    params.stop, params.temperature, params.logit_bias = "x", 0, {"5": 1}
+    typed = params.typed()
+    assert typed == SamplingParams(stop=["x"], temperature=0.0, logit_bias={5: 1.0})
+    params.stop = "y"
+    assert typed.stop == ("x",)
+    with pytest.raises(AttributeError):
+        params.topp = 0.5
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

@@ -11,7 +11,8 @@ import pytest
 import tiny_text
 from tiny_model import CONFIG
 
-from treadle.runtime import RequestOutput
+from treadle.graph.processors import installed_processors
+from treadle.runtime import LLM, RequestError, RequestOutput, SamplingParams
 
 SCRIPT = Path(__file__).parents[1] / "vllm_script.py"
 
@@ -87,6 +88,43 @@ def test_chat(results: SimpleNamespace) -> None:
     assert found.continued.prompt.endswith("<|im_start|>assistant\nDogs are")
 
 
-def test_the_engines_seed_makes_a_run_repeat(results: SimpleNamespace, model: Path) -> None:
-    assert len(set(results.unseeded)) > 1
-    assert run(model).unseeded == results.unseeded
+def test_an_installed_processor_is_found_and_its_memory_planned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package with the entry point that docs/sampling.md describes, as an installer leaves it."""
+    (tmp_path / "only_even.py").write_text(PROCESSOR)
+    info = tmp_path / "only_even-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: only-even\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[treadle.logits_processors]\nonly-even = only_even:OnlyEven\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed_processors.cache_clear()
+    try:
+        options = {"load_format": "dummy", "dtype": "float32", "max_model_len": 64, "max_num_seqs": 4}
+        with LLM(model=model, enforce_eager=True, **options) as llm:
+            params = SamplingParams(
+                temperature=1.0, seed=1, max_tokens=20, logits_processors={"only-even": {"rest": 1}}
+            )
+            plain = SamplingParams(temperature=1.0, seed=1, max_tokens=20)
+            odd, usual = llm.generate(["the dog"] * 2, [params, plain])
+            assert all(token % 2 == 1 for token in odd.outputs[0].token_ids)
+            assert any(token % 2 == 0 for token in usual.outputs[0].token_ids)
+            with pytest.raises(RequestError, match=r"only-even refuses .*rest is 0 or 1"):
+                llm.generate("a", SamplingParams(logits_processors={"only-even": {"rest": 2}}))
+            assert len(llm.generate("a", plain)[0].outputs[0].token_ids) > 0
+    finally:
+        installed_processors.cache_clear()
+
+
+PROCESSOR = """
+import torch
+
+class OnlyEven:
+    def __init__(self, rest: int = 0):
+        if rest not in (0, 1):
+            raise ValueError("rest is 0 or 1")
+        self.rest = rest
+
+    def __call__(self, token_ids: torch.Tensor, logits: torch.Tensor) -> None:
+        logits[1 - self.rest :: 2] = -torch.inf
+"""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +75,12 @@ def test_names_alone_are_checked_without_importing() -> None:
     check_processors({"gone": {}})
     with pytest.raises(RequestError, match="'x'"):
         check_processors({"x": {}})
+
+
+def test_the_documents_example_works_as_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    processor = names["NoRepeat"](size=3)
+    found = processor(torch.tensor([4, 5, 6, 4, 5, 1, 4, 5]), torch.zeros(8))
+    assert found.isinf().nonzero().flatten().tolist() == [1, 6]
