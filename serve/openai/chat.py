@@ -95,7 +95,8 @@ def chat_prompt(served: Served, body: ChatRequest, name: str, *, clamp: bool = F
         served.limits,
         request_id=name,
         add_special_tokens=bool(body.add_special_tokens),
-        clamp=clamp,
+        # The default is ours to shorten; what a client asked for is not.
+        clamp=clamp or body.token_limit is None,
         field="messages",
     )
     return ChatPrompt(request, str(last["content"]) if body.echo and last["role"] == "assistant" else "")

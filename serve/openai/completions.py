@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -99,7 +100,8 @@ class _Style:
         self._tokenizer = tokenizer
         self._body = body
         self._answers = answers
-        self._prompts = [prompt for prompt in body.prompts for _ in range(body.n or 1)] if body.echo else []
+        firsts = accumulate(int(answer.request.choice == 0) for answer in answers)
+        self._prompts = [body.prompts[number - 1] for number in firsts]
         by_id = bool(body.return_tokens_as_token_ids)
         self._logprobs = [CompletionLogprobs(by_id) for _ in answers]
 

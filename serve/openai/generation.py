@@ -119,7 +119,11 @@ class GenerationFields(Fields):
     def sampling(
         self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
-        """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
+        """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'.
+
+        A ``max_tokens`` of None is the default's, and then as many as the context holds.
+        """
+        max_tokens = defaults.get("max_tokens") if max_tokens is None else max_tokens
         given = {name: value for name in _PARAMS if (value := getattr(self, name)) is not None}
         limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
         return SamplingParams(**{**defaults, **given, **limits})
