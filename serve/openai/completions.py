@@ -21,7 +21,7 @@ from treadle.serve.openai.answers import Frame, Shown, finish, stream, usage, wh
 from treadle.serve.openai.body import read_body
 from treadle.serve.openai.identity import Identity
 from treadle.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from treadle.serve.openai.requests import CompletionRequest
+from treadle.serve.openai.requests import COMPLETION_MAX_TOKENS, CompletionRequest
 from treadle.serve.served import Served
 from treadle.serve.service import Service
 
@@ -71,7 +71,7 @@ def completion_requests(served: Served, body: CompletionRequest, name: str, *, c
     ``clamp`` shortens answers that would not fit, also where max_tokens is given. Raises ApiError, RequestError.
     """
     params = body.sampling(
-        served.tokenizer.facts.sampling,
+        {"max_tokens": COMPLETION_MAX_TOKENS, **served.tokenizer.facts.sampling},
         max_tokens=body.token_limit,
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprob_count,

@@ -52,9 +52,12 @@ class CompletionRequest(GenerationFields):
         return self.echo and self.max_tokens == 0
 
     @property
-    def token_limit(self) -> int:
-        """Return how many tokens may be generated; one, which is left out of the answer, where none is wanted."""
-        return COMPLETION_MAX_TOKENS if self.max_tokens is None else 1 if self.only_echo else self.max_tokens
+    def token_limit(self) -> int | None:
+        """Return how many tokens may be generated: one, which is left out of the answer, where none is wanted.
+
+        None: as the model recommends, or COMPLETION_MAX_TOKENS.
+        """
+        return 1 if self.only_echo else self.max_tokens
 
     @property
     def prompt_logprob_count(self) -> int | None:
@@ -106,7 +109,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def token_limit(self) -> int | None:
-        """Return how many tokens may be generated; None: as many as the context holds."""
+        """Return how many tokens may be generated; None: as the model recommends, or as many as the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
