@@ -22,7 +22,8 @@ LOGPROB_ROWS = 32
 """Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
 SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
 """What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
-
+PARTIAL_BYTES = 40 << 20
+"""The most that splits of a long history leave for each other on a GPU; attention makes no more splits than fit."""
 
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
@@ -133,7 +134,8 @@ def workspace_rows(
         activations,
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES),
-        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits),
+        MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
+        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits + PARTIAL_BYTES),
     ]
 
 

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from treadle.graph.footprint import PARTIAL_BYTES
 from treadle.graph.state import UNIT_BYTES
-from treadle.kernels import paged_attention_triton as kernels
+from treadle.kernels import paged_attention_triton, paged_prefill_triton
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
@@ -21,9 +22,16 @@ ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 FEW_TOKENS = 8
 """Up to here every query is taken alone, whoever owns it: a chunk this short leaves a tile of queries almost empty."""
 MOST_SPLITS = 32
-PERSISTENT_TOKENS = 1024
-"""Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at tiles, since most
-tiles may turn out empty. Beyond, the device deals tiles out as programs end, which balances them better."""
+WALKED_TOKENS = 1024
+"""Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at the tiles there
+are, since most of those there might be turn out empty. Beyond, the device deals tiles out as programs end, which
+balances them better."""
+FULL_WAVES = 3
+"""So many tiles for each program that runs at a time keep the device busy to the end without splitting any."""
+JOIN_ROWS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 4, 4, 4, 8
+"""How splits of tiles are joined: rows and splits at a time, warps, programs on a multiprocessor."""
+
+JOIN_CONSTANTS = ("HEADS", "KV_HEADS", "V_DIM", "BLOCK_V", "WINDOW", "HAS_SINKS", "PDL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,12 @@ class PrefillTiles:
     stages: int
     occupancy: int = 1
     """programs that run on a multiprocessor at a time"""
+    keys: int = 1024
+    """keys that a split has at least; 0: no tile is split"""
+    waves: int = 2
+    """splits for each program that runs at a time: more are dealt out more evenly, and cost more to join"""
+    registers: int | None = None
+    """the most that a thread may have"""
 
 
 def decode_tiles(shape: Shape) -> DecodeTiles:
@@ -110,6 +124,36 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
     if shape.widest > 128:
         return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=2)
     return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """How prefill's programs share the work of a step."""
+
+    programs: int
+    walk: bool
+    """programs take turns at the tiles there are; else each has one of those there might be"""
+    splits: int
+    """the most splits of tiles that are split; 0: none is"""
+    tiles: int
+    """how many there might be, of a kv head"""
+
+
+def plan_walk(shape: Shape, tiles: PrefillTiles, reach: int) -> Walk:
+    """Return how a step's tiles are dealt out, where a tile sweeps over at most ``reach`` keys."""
+    tokens = tiles.rows // shape.group
+    most = shape.tokens // tokens + shape.sequences + 1
+    slots = shape.processors * tiles.occupancy
+    splits = 0
+    full = shape.tokens * shape.kv_heads >= FULL_WAVES * slots * tokens
+    if tiles.keys and reach >= 2 * tiles.keys and not full:
+        room = PARTIAL_BYTES // (tiles.rows * (shape.v_dim + 2) * 4)
+        splits = min(slots * tiles.waves, room, most * shape.kv_heads * (reach // tiles.keys))
+    programs = most * shape.kv_heads
+    if splits:
+        return Walk(programs=min(slots, programs * (reach // tiles.keys)), walk=True, splits=splits, tiles=most)
+    walk = shape.tokens <= WALKED_TOKENS and programs > slots
+    return Walk(programs=slots if walk else programs, walk=walk, splits=0, tiles=most)
 
 
 def _rows(rows: int, shape: Shape) -> int:
@@ -217,7 +261,7 @@ class _Launch:
         partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
         stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
         table, starts, sinks = self.inputs[1], self.inputs[2], self.inputs[5]
-        kernels.decode[(slots, shape.kv_heads, splits)](
+        paged_attention_triton.decode[(slots, shape.kv_heads, splits)](
             q,
             out,
             partial,
@@ -238,7 +282,7 @@ class _Launch:
             **self.options,
         )
         if splits > 1:
-            kernels.combine[(slots, shape.heads)](
+            paged_attention_triton.combine[(slots, shape.heads)](
                 partial,
                 stats,
                 out,
@@ -257,26 +301,61 @@ class _Launch:
             )
 
     def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
-        shape = self.shape
-        count = shape.tokens // (tiles.rows // shape.group) + shape.sequences + 1
-        programs = count * shape.kv_heads
-        persistent = shape.tokens <= PERSISTENT_TOKENS and programs > shape.processors * tiles.occupancy
-        kernels.prefill[(shape.processors * tiles.occupancy if persistent else programs,)](
+        shape, table = self.shape, self.inputs[1]
+        _, _, starts, lengths, _, sinks = self.inputs
+        window = self.constants["WINDOW"]
+        reach = table.shape[1] * self.constants["PAGE"]
+        if window:
+            reach = min(reach, window + tiles.rows // shape.group - 1)
+        walk = plan_walk(shape, tiles, reach)
+        count = walk.splits * tiles.rows
+        partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
+        options = dict(self.options)
+        if tiles.registers is not None:
+            options["maxnreg"] = tiles.registers
+        paged_prefill_triton.prefill[(walk.programs,)](
             q,
             out,
+            partial,
+            stats,
             *self.inputs,
-            count,
+            walk.tiles,
+            walk.splits,
+            tiles.keys,
             shape.tokens,
             shape.sequences,
             q.stride(0),
-            self.inputs[1].stride(0),
+            table.stride(0),
             self.scale,
-            PERSISTENT=persistent,
+            WALK=walk.walk,
+            SPLIT=walk.splits > 0,
             LEAST=least,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.block,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
             **self.constants,
-            **self.options,
+            **options,
         )
+        if walk.splits:
+            programs = min(shape.processors * JOIN_OCCUPANCY, count // JOIN_ROWS)
+            paged_prefill_triton.join[(programs,)](
+                partial,
+                stats,
+                out,
+                starts,
+                lengths,
+                sinks,
+                walk.splits,
+                tiles.keys,
+                shape.tokens,
+                shape.sequences,
+                LEAST=least,
+                BLOCK_M=tiles.rows,
+                ROWS=JOIN_ROWS,
+                SPLITS=JOIN_SPLITS,
+                num_warps=JOIN_WARPS,
+                **{name: self.constants[name] for name in JOIN_CONSTANTS},
+                **self.options,
+            )
