@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treadle.graph.footprint import PARTIAL_BYTES
 from treadle.graph.state import UNIT_BYTES
-from treadle.kernels import paged_attention_triton, paged_prefill_triton
+from treadle.kernels import paged_attention_triton, paged_prefill_hopper, paged_prefill_triton
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
@@ -84,9 +84,9 @@ class PrefillTiles:
     stages: int
     occupancy: int = 1
     """programs that run on a multiprocessor at a time"""
-    keys: int = 1024
+    keys: int = 512
     """keys that a split has at least; 0: no tile is split"""
-    waves: int = 2
+    waves: int = 1
     """splits for each program that runs at a time: more are dealt out more evenly, and cost more to join"""
     registers: int | None = None
     """the most that a thread may have"""
@@ -124,6 +124,16 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
     if shape.widest > 128:
         return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=2)
     return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=3)
+
+
+def for_hopper(shape: Shape, page_tokens: int, capability: tuple[int, int]) -> bool:
+    """Return whether a step's prefill is for the kernel that is written for Hopper: it has work for all processors."""
+    suited = shape.item_bytes == 2 and shape.k_dim == shape.v_dim in paged_prefill_hopper.DIMS
+    fits = page_tokens in paged_prefill_hopper.PAGES and shape.group <= paged_prefill_hopper.ROWS
+    tiles = shape.tokens * shape.group // paged_prefill_hopper.ROWS
+    # Steps that are padded to many sequences are mostly tiles that turn out empty.
+    busy = tiles * shape.kv_heads >= 0.75 * shape.processors and shape.sequences <= 4 * tiles
+    return capability == (9, 0) and suited and fits and busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +179,11 @@ def _padded(dim: int) -> int:
 def _processors(device: torch.device) -> int:
     # The interpreter runs programs one after the other: few, so that they take turns.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def paged_attention(
@@ -239,8 +254,11 @@ def paged_attention(
     by_row = tokens == sequences or tokens <= FEW_TOKENS
     if by_row or sequences > 1:
         launch.decode(q, out, decode or decode_tiles(shape), by_row)
-    if not by_row:
-        launch.prefill(q, out, prefill or prefill_tiles(shape), least=2 if sequences > 1 else 0)
+    least = 2 if sequences > 1 else 0
+    if not by_row and prefill is None and for_hopper(shape, page_tokens, _capability(q.device)):
+        launch.hopper(q, out, least)
+    elif not by_row:
+        launch.prefill(q, out, prefill or prefill_tiles(shape), least)
     return out
 
 
@@ -299,6 +317,22 @@ class _Launch:
                 num_warps=4,
                 **self.options,
             )
+
+    def hopper(self, q: Tensor, out: Tensor, least: int) -> None:
+        shape = self.shape
+        paged_prefill_hopper.launch(
+            q,
+            out,
+            *self.inputs,
+            tiles=shape.tokens // (paged_prefill_hopper.ROWS // shape.group) + shape.sequences + 1,
+            least=least,
+            scale=self.scale,
+            page_tokens=self.constants["PAGE"],
+            kv_heads=shape.kv_heads,
+            window=self.constants["WINDOW"],
+            softcap=self.constants["SOFTCAP"],
+            has_sinks=self.constants["HAS_SINKS"],
+        )
 
     def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
         shape, table = self.shape, self.inputs[1]
