@@ -102,28 +102,31 @@ class Left:
         return lambda *args, **constants: None
 
 
-def split_rows(monkeypatch: pytest.MonkeyPatch, args: tuple[Any, ...], tiles: PrefillTiles) -> list[bool]:
+def split_rows(
+    monkeypatch: pytest.MonkeyPatch, device: str, args: tuple[Any, ...], tiles: PrefillTiles
+) -> list[bool]:  # fmt: skip
     """Return for each row of a step whether its tile was split; no split may lie outside the workspace."""
     watched = Watched(paged_prefill_triton.prefill)
     with monkeypatch.context() as patch:
         patch.setattr(paged_prefill_triton, "prefill", watched)
         patch.setattr(paged_prefill_triton, "join", Left())
-        out = paged_attention(*args, prefill=tiles)
+        out = paged_attention(*on(device, args), prefill=tiles)
     assert watched.guards
     assert all(guard.isnan().all() for guard in watched.guards)
     return [bool(row.isnan().all()) for row in out]  # what is made without a value is full of NaN in these tests
 
 
-def test_only_long_histories_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_long_histories_are_split(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     args = arguments(([9, 300, 40, 31], [1, 13, 8, 1], 3), torch.float32)
-    assert split_rows(monkeypatch, args, TILES) == [False] + [True] * 13 + [False] * (8 + 1 + 3)
+    assert split_rows(monkeypatch, device, args, TILES) == [False] + [True] * 13 + [False] * (8 + 1 + 3)
     args = arguments(([300], [12], 0), torch.float32, window=40)
-    assert not any(split_rows(monkeypatch, args, TILES))
+    assert not any(split_rows(monkeypatch, device, args, TILES))
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def splits_stay_in_their_workspace(monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
+def splits_stay_in_their_workspace(device: str, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     def draw(*choices: int) -> int:
         return data.draw(st.sampled_from(choices))
 
@@ -133,11 +136,12 @@ def splits_stay_in_their_workspace(monkeypatch: pytest.MonkeyPatch, data: st.Dat
     tiles = PrefillTiles(
         rows=16, block=16, warps=4, stages=2, occupancy=draw(1, 2), keys=draw(5, 16), waves=draw(1, 2, 5)
     )
-    split_rows(monkeypatch, arguments((lengths, counts, draw(0, 9)), torch.float32, draw(1, 3)), tiles)
+    split_rows(monkeypatch, device, arguments((lengths, counts, draw(0, 9)), torch.float32, draw(1, 3)), tiles)
 
 
-def test_splits_stay_in_their_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits_stay_in_their_workspace(monkeypatch)
+@pytest.mark.parametrize("device", DEVICES)
+def test_splits_stay_in_their_workspace(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits_stay_in_their_workspace(device, monkeypatch)
 
 
 def shape(tokens: int, sequences: int = 1, heads: int = 32, kv_heads: int = 8, dim: int = 128) -> Shape:
