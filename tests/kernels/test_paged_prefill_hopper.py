@@ -75,7 +75,7 @@ BATCHES = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (14, 2, 64), (8, 8, 128)])
 @pytest.mark.parametrize("options", [{}, {"window": 111}, {"softcap": 3.0}, {"sinks": True}], ids=str)
 @pytest.mark.parametrize("batch", BATCHES)
