@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from treadle.conf.size import parse_bytes
+from treadle.conf.size import body_bytes, parse_bytes
 from treadle.runtime.request import Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
 from treadle.serve.engine_client import EngineClient, Stream
@@ -88,13 +88,9 @@ class Service(Served):
 
     @property
     def max_body_bytes(self) -> int:
-        """How large a body may be. By itself: room for a whole context in ids or escaped text, and for much beside it.
-
-        Reading JSON holds up everybody's stream and cannot be interrupted, so that is no larger than it has to be.
-        """
-        if self.config.max_body != "auto":
-            return parse_bytes(self.config.max_body)
-        return (1 << 20) + 16 * self.limits.max_len
+        """How large a body may be."""
+        most = self.config.max_body
+        return body_bytes(self.limits.max_len) if most == "auto" else parse_bytes(most)
 
     @contextmanager
     def closing(self, answers: Sequence[Answer]) -> Iterator[None]:
