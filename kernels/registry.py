@@ -41,6 +41,8 @@ OP_MODULES = (
     "paged_attention",
     "linear_int8",
     "embed_int8",
+    "route",
+    "experts",
     "begin_step",
     "end_step",
 )
