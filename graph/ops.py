@@ -90,6 +90,8 @@ SCHEMAS: dict[str, str] = {
     "experts": "(Tensor x, Tensor weights, Tensor ids, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias,"
     " str act='silu', bool gated=True, float limit=0.0, float alpha=1.702, float beta=0.0, float linear_beta=0.0,"
     " bool weigh_input=False) -> Tensor",
+    # x [T, C] times the sum of a token's weights whose ids are `first` or more: experts that return their input
+    "identity_experts": "(Tensor x, Tensor weights, Tensor ids, int first) -> Tensor",
     # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, M] int32, packet [N] int32.
     # Takes the packet's news into the slots, completes the packet with what decodes read from their slots, and copies
     # the table rows of the step's B sequences to page_table [>= B, M]
@@ -196,6 +198,7 @@ SHAPES: dict[str, Callable[..., object]] = {
     "embed_int8": _embed_int8,
     "route": _route,
     "experts": _same,
+    "identity_experts": _same,
     "begin_step": _nothing,
     "end_step": _nothing,
 }

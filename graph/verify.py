@@ -34,6 +34,9 @@ LEVEL_OPS = {
             "attention",
             "linear_int8",
             "embed_int8",
+            "route",
+            "experts",
+            "identity_experts",
         ]
     ),
     Level.SHARDED: frozenset(
@@ -56,6 +59,9 @@ LEVEL_OPS = {
             "paged_attention",
             "linear_int8",
             "embed_int8",
+            "route",
+            "experts",
+            "identity_experts",
         ]
     ),
 }

@@ -19,9 +19,6 @@ from torch import Tensor
 from treadle.kernels.activation import activation
 from treadle.kernels.registry import register_reference
 
-GATED_ONLY = ("swiglu_oai", "situ")
-"""Activations of gate and up together."""
-
 
 def expert_activation(
     x: Tensor,

@@ -45,6 +45,8 @@ SIZES: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 GEMMA: Mapping[str, Any] = {"query_pre_attn_scalar": 24, "sliding_window": 9}
+MIXTRAL: Mapping[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
+QWEN_MOE: Mapping[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 UPPER: Mapping[str, Any] = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 9}
 
 
@@ -105,6 +107,13 @@ CASES: dict[str, Case] = {
     ),
     "gemma3-untied-capped": Case(
         "gemma3_text", {**GEMMA, "num_hidden_layers": 6, "tie_word_embeddings": False, "final_logit_softcapping": 2.0}
+    ),
+    "mixtral": Case("mixtral", MIXTRAL),
+    "mixtral-window": Case("mixtral", {**MIXTRAL, "sliding_window": 9, "num_experts_per_tok": 1, "head_dim": 24}),
+    "qwen3-moe": Case("qwen3_moe", {**QWEN_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-sparse": Case(
+        "qwen3_moe",
+        {**QWEN_MOE, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
 }  # fmt: skip
 """Every option that the families' YAML reads, each in some case."""
@@ -209,7 +218,8 @@ def _randomise(model: torch.nn.Module, key: str) -> None:
     """Fill the model so that activations keep unit variance, norms and biases matter, and nothing is symmetric."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     ones = "Gemma" not in type(model).__name__
-    for name, weight in model.named_parameters():
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+    for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
         if "norm" in name:
             weight.copy_(noise * 0.2 + ones)
@@ -219,7 +229,7 @@ def _randomise(model: torch.nn.Module, key: str) -> None:
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
             weight.copy_(noise * (0.5 if ones and not model.config.tie_word_embeddings else 0.1 if ones else 0.03))
         else:
-            weight.copy_(noise / math.sqrt(weight.shape[1]))
+            weight.copy_(noise / math.sqrt(weight.shape[-1]))
 
 
 @torch.no_grad()

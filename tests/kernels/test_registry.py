@@ -133,6 +133,7 @@ def tokens_arguments(tokens: int) -> dict[str, tuple[object, ...]]:
         "rope": (heads, ids, torch.randn(9, 6), "interleaved", "tail"),
         "linear_int8": (x, codes, scale, None, 4),
         "embed_int8": (ids, codes, scale, torch.bfloat16, 4, 2.5),
+        "identity_experts": (x, torch.rand(tokens, 2), torch.tensor([[1, 7]] * tokens).int(), 4),
         "route": (
             x,
             torch.randn(6),
