@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import SLOT_WIDTH, StepShape, packet_capacity
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Op, RopeTable
+from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
 INT8_GROUP = 32
@@ -114,26 +115,49 @@ def table_rows(
     ]
 
 
+def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
+    """Return a bound of what the widest mixture of experts holds at once beside its input and output; 0 without one."""
+    return max(
+        (
+            workspace_bytes(
+                tokens,
+                op.top_k + op.router.always,
+                op.experts + op.router.always,
+                spec.hidden,
+                op.intermediate,
+                item,
+            )
+            for op in ops(spec)
+            if isinstance(op, Moe)
+        ),
+        default=0,
+    )
+
+
 def workspace_rows(
     spec: ModelSpec, dtype: str, device: str, max_num_seqs: int, max_step_tokens: int
 ) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
     width = (3 * spec.hidden + max(_live_width(op) for op in ops(spec))) * item
-    activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
+    activations = [MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)]
+    experts = experts_bytes(spec, max_step_tokens, item)
+    if experts:
+        activations.append(MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts))
     if device == "cpu":
         # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
         logits = max_num_seqs * spec.vocab * (item + 3 * 4)
-        return [activations, MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits)]
+        return [*activations, MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits)]
     # Log-probabilities are made of a block of rows at a time.
     logits = max_num_seqs * spec.vocab * item + min(max_num_seqs, LOGPROB_ROWS) * spec.vocab * 4 * 4
     # Captured steps have memory of their own, the same for all of them.
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
+    captured = tokens * width + experts_bytes(spec, tokens, item) + logits
     return [
-        activations,
+        *activations,
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES),
-        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits),
+        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
 
 
@@ -171,5 +195,8 @@ def _live_width(op: Op) -> int:
             return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
         case Mlp():
             return 3 * op.intermediate
+        case Moe():
+            # of the experts, ``experts_bytes`` tells
+            return 3 * (op.shared.intermediate or op.intermediate) if op.shared else 0
         case _:
             return 0

@@ -12,12 +12,20 @@ The products are rounded to the dtype of x, as a linear layer's are; the sum ove
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.activation import activation
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.skinny import DTYPES
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def expert_activation(
@@ -80,5 +88,11 @@ def experts(
     return result.to(x.dtype)
 
 
+def _of_one_dtype(target: Target, attrs: Mapping[str, Any]) -> bool:
+    dtypes = dtypes_of(target, attrs, "x", "up", "up_bias", "down", "down_bias")
+    return len(dtypes) == 1 and dtypes <= DTYPES
+
+
 # Its shapes depend on the ids: it cannot be traced.
 register_reference("experts", experts, inline=False)
+register_triton("experts", "experts_launch", _of_one_dtype)

@@ -50,6 +50,9 @@ class ChooseKernels(Pass):
         given = arguments(node)
         if self.stopwatch is None or len(found) == 1 or name in ops.WRITES_STATE or "arena" in given:
             return found[0]
+        if not found[-1].inline:
+            # A reference that cannot be traced cannot be captured either: timing it would fail.
+            return found[0]
         few = self.target.max_tokens
         calls = {}
         for tokens in (1, few) if few is not None else (64, 1024):

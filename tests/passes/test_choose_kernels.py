@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from toy import HIDDEN, VOCAB, Toy
 
 from treadle.conf.schema import PassesConfig
 from treadle.graph import ops
 from treadle.graph.target import Target
+from treadle.kernels import registry
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.kernels.registry import Kernel
 from treadle.kernels.stopwatch import Stopwatch
+from treadle.passes.choose_kernels import ChooseKernels
 from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import run_passes
 
@@ -58,3 +62,20 @@ def test_calls_are_timed_at_the_sizes_that_a_program_serves(tmp_path: Path) -> N
     assert head[0]["weight"].shape == (VOCAB, HIDDEN)
     assert head[0]["bias"] is None
     assert head[0]["x"].std() > 0
+
+
+def test_a_reference_that_cannot_be_traced_is_not_timed(tmp_path: Path) -> None:
+    graph = Toy().graph()
+    stopwatch = Recorder(tmp_path / "timings.json")
+    choose = ChooseKernels(target=Target(device="cpu"), stopwatch=stopwatch)
+    fast = Kernel(
+        op="linear", name="linear.fast", function=registry.reference("linear").function, inline=True,
+        supports=registry.always, priority=9,
+    )  # fmt: skip
+    untraceable = replace(registry.reference("linear"), inline=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "candidates", lambda *_: [fast, untraceable])
+        lowered = choose(graph)
+    assert not stopwatch.asked
+    chosen = {node.meta["kernel"] for body in lowered.bodies.values() for node in body.ops if "kernel" in node.meta}
+    assert chosen == {"linear.fast"}
