@@ -67,7 +67,9 @@ def general(hidden: int, intermediate: int, experts: int, top_k: int, tokens: in
     """Return blocks that are right for any shape, and good for most."""
     pairs = tokens * top_k
     if tokens == 1 and top_k <= MOST_VECTOR_EXPERTS:
-        return Blocks("vector", _vector(hidden, 1, 8192), _vector(intermediate, top_k, 16384))
+        return Blocks(
+            "vector", _vector(hidden, 1, 16384 // dtype.itemsize), _vector(intermediate, top_k, 32768 // dtype.itemsize)
+        )
     way: Literal["shared", "ordered"] = "shared" if pairs <= MOST_SHARED // 2 else "ordered"
     if dtype == torch.float32:
         # summed up without the matrix units

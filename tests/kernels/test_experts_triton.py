@@ -45,7 +45,8 @@ def inputs(
 
     width = 2 * inner if gated else inner
     return {
-        "x": randn(tokens, hidden + 3)[:, :hidden] * hidden**0.5,
+        # rows as they lie in a wider tensor
+        "x": (randn(tokens, hidden + 8) * hidden**0.5)[:, :hidden],
         "weights": torch.rand(tokens, top_k, generator=generator, device=device),
         "ids": torch.rand(tokens, number, generator=generator, device=device).topk(top_k).indices.int(),
         "up": randn(number, width, hidden),

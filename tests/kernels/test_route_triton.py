@@ -16,7 +16,9 @@ INFINITE = float("inf")
 def logits_of(rows: int, experts: int, seed: int) -> torch.Tensor:
     """Logits so far apart that no rounding of their scores makes two of a row equal."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(experts, generator=generator) * (8 / experts) - 5 for _ in range(rows)])
+    places = torch.stack([torch.randperm(experts, generator=generator) for _ in range(rows)])
+    # a little apart from a grid, so that sums of two differ as well
+    return (places + torch.rand(places.shape, generator=generator) / 3) * (8 / experts) - 5
 
 
 def check(device: str, logits: torch.Tensor, *given: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
