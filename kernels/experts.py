@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.activation import activation
-from treadle.kernels.registry import register_reference
+from treadle.kernels.experts_native import run_experts, supports
+from treadle.kernels.registry import Kernel, define_opaque, register, register_reference
 
 
 def expert_activation(
@@ -80,5 +81,38 @@ def experts(
     return result.to(x.dtype)
 
 
+def experts_cpp(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    act: str = "silu",
+    gated: bool = True,
+    limit: float = 0.0,
+    alpha: float = 1.702,
+    beta: float = 0.0,
+    linear_beta: float = 0.0,
+    weigh_input: bool = False,
+) -> Tensor:
+    """Return ``experts``'s result on a CPU, reading only the experts that are visited. Shapes: as ``experts``."""
+    options = (act, gated, limit, alpha, beta, linear_beta)
+    return run_experts(
+        x, weights, ids, up, None, up_bias, down, None, down_bias, 0, expert_activation, options, weigh_input
+    )
+
+
 # Its shapes depend on the ids: it cannot be traced.
 register_reference("experts", experts, inline=False)
+register(
+    Kernel(
+        op="experts",
+        name="experts.cpp",
+        function=define_opaque("experts", "cpp", experts_cpp, "cpu"),
+        inline=False,
+        supports=supports,
+        priority=10,
+    )
+)
