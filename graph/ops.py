@@ -90,6 +90,10 @@ SCHEMAS: dict[str, str] = {
     "experts": "(Tensor x, Tensor weights, Tensor ids, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias,"
     " str act='silu', bool gated=True, float limit=0.0, float alpha=1.702, float beta=0.0, float linear_beta=0.0,"
     " bool weigh_input=False) -> Tensor",
+    # the same with int8 matrices and a float32 scale for every `group` input channels of a row
+    "experts_int8": "(Tensor x, Tensor weights, Tensor ids, Tensor up, Tensor up_scale, Tensor? up_bias, Tensor down,"
+    " Tensor down_scale, Tensor? down_bias, int group, str act='silu', bool gated=True, float limit=0.0,"
+    " float alpha=1.702, float beta=0.0, float linear_beta=0.0, bool weigh_input=False) -> Tensor",
     # x [T, C] times the sum of a token's weights whose ids are `first` or more: experts that return their input
     "identity_experts": "(Tensor x, Tensor weights, Tensor ids, int first) -> Tensor",
     # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, M] int32, packet [N] int32.
@@ -198,6 +202,7 @@ SHAPES: dict[str, Callable[..., object]] = {
     "embed_int8": _embed_int8,
     "route": _route,
     "experts": _same,
+    "experts_int8": _same,
     "identity_experts": _same,
     "begin_step": _nothing,
     "end_step": _nothing,

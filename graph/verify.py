@@ -36,6 +36,7 @@ LEVEL_OPS = {
             "embed_int8",
             "route",
             "experts",
+            "experts_int8",
             "identity_experts",
         ]
     ),
@@ -61,6 +62,7 @@ LEVEL_OPS = {
             "embed_int8",
             "route",
             "experts",
+            "experts_int8",
             "identity_experts",
         ]
     ),

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.activation import activation
-from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.experts_native import run_experts, supports
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
 from treadle.kernels.skinny import DTYPES
 from treadle.kernels.triton_kernel import register_triton
 
@@ -88,6 +89,29 @@ def experts(
     return result.to(x.dtype)
 
 
+def experts_cpp(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    act: str = "silu",
+    gated: bool = True,
+    limit: float = 0.0,
+    alpha: float = 1.702,
+    beta: float = 0.0,
+    linear_beta: float = 0.0,
+    weigh_input: bool = False,
+) -> Tensor:
+    """Return ``experts``'s result on a CPU, reading only the experts that are visited. Shapes: as ``experts``."""
+    options = (act, gated, limit, alpha, beta, linear_beta)
+    return run_experts(
+        x, weights, ids, up, None, up_bias, down, None, down_bias, 0, expert_activation, options, weigh_input
+    )
+
+
 def _of_one_dtype(target: Target, attrs: Mapping[str, Any]) -> bool:
     dtypes = dtypes_of(target, attrs, "x", "up", "up_bias", "down", "down_bias")
     return len(dtypes) == 1 and dtypes <= DTYPES
@@ -95,4 +119,14 @@ def _of_one_dtype(target: Target, attrs: Mapping[str, Any]) -> bool:
 
 # Its shapes depend on the ids: it cannot be traced.
 register_reference("experts", experts, inline=False)
+register(
+    Kernel(
+        op="experts",
+        name="experts.cpp",
+        function=define_opaque("experts", "cpp", experts_cpp, "cpu"),
+        inline=False,
+        supports=supports,
+        priority=10,
+    )
+)
 register_triton("experts", "experts_launch", _of_one_dtype)

@@ -43,6 +43,7 @@ OP_MODULES = (
     "embed_int8",
     "route",
     "experts",
+    "experts_int8",
     "identity_experts",
     "begin_step",
     "end_step",

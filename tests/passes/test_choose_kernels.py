@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from toy import HIDDEN, VOCAB, Toy
 
 from treadle.conf.schema import PassesConfig
 from treadle.graph import ops
+from treadle.graph.spec import Moe
 from treadle.graph.target import Target
-from treadle.kernels import registry
 from treadle.kernels.backend.cpu import CpuBackend
-from treadle.kernels.registry import Kernel
+from treadle.kernels.registry import Kernel, always, registered
 from treadle.kernels.stopwatch import Stopwatch
-from treadle.passes.choose_kernels import ChooseKernels
 from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import run_passes
 
@@ -35,11 +32,11 @@ class Recorder(Stopwatch):
         return kernels[-1]
 
 
-def lowered(tmp_path: Path, max_tokens: int | None) -> tuple[Recorder, set[str]]:
+def lowered(tmp_path: Path, max_tokens: int | None, toy: Toy | None = None) -> tuple[Recorder, set[str]]:
     stopwatch = Recorder(tmp_path / "timings.json")
     config = PassesConfig(quantize="none", compile=False)
     passes = pipeline(config, Target(device="cpu", page_tokens=4, max_tokens=max_tokens), stopwatch=stopwatch)
-    graph = run_passes(passes, Toy().graph())
+    graph = run_passes(passes, (toy or Toy()).graph())
     return stopwatch, {
         node.meta["kernel"] for body in graph.bodies.values() for node in body.ops if "kernel" in node.meta
     }
@@ -64,18 +61,18 @@ def test_calls_are_timed_at_the_sizes_that_a_program_serves(tmp_path: Path) -> N
     assert head[0]["x"].std() > 0
 
 
-def test_a_reference_that_cannot_be_traced_is_not_timed(tmp_path: Path) -> None:
-    graph = Toy().graph()
-    stopwatch = Recorder(tmp_path / "timings.json")
-    choose = ChooseKernels(target=Target(device="cpu"), stopwatch=stopwatch)
-    fast = Kernel(
-        op="linear", name="linear.fast", function=registry.reference("linear").function, inline=True,
-        supports=registry.always, priority=9,
-    )  # fmt: skip
-    untraceable = replace(registry.reference("linear"), inline=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "candidates", lambda *_: [fast, untraceable])
-        lowered = choose(graph)
-    assert not stopwatch.asked
-    chosen = {node.meta["kernel"] for body in lowered.bodies.values() for node in body.ops if "kernel" in node.meta}
-    assert chosen == {"linear.fast"}
+def test_a_reference_that_cannot_be_traced_is_not_raced(tmp_path: Path) -> None:
+    stopwatch, kernels = lowered(tmp_path, None, Toy(moe=Moe(experts=4, top_k=2)))
+    assert "experts.cpp" in kernels
+    assert not any(description.startswith("experts") for description in stopwatch.asked)
+
+
+def test_experts_are_timed_with_all_of_them_visited(tmp_path: Path) -> None:
+    def other(*_: object) -> None: ...
+
+    toy = Toy(moe=Moe(experts=4, top_k=2))
+    other_kernel = Kernel(op="experts", name="experts.other", function=other, inline=False, supports=always, priority=1)
+    with registered(other_kernel):
+        stopwatch, _ = lowered(tmp_path, None, toy)
+    (made, *_) = [made for description, made in stopwatch.asked.items() if description.startswith("experts 1024")]
+    assert set(made["ids"].unique().tolist()) == {0, 1, 2, 3}
