@@ -33,7 +33,7 @@ def group_of(ids, at, mask, E):
     return tl.where(mask, tl.where((e >= 0) & (e < E), e, E).to(tl.int32), -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count(ids, counts, pairs, E, CHUNK: tl.constexpr, EP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):
     c = tl.program_id(0)
     e = tl.arange(0, EP)
@@ -48,7 +48,7 @@ def _count(ids, counts, pairs, E, CHUNK: tl.constexpr, EP: tl.constexpr, STEP: t
     tl.store(counts + c * EP + e, number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "bound", "each"])
 def _place(
     ids, counts, order, table, pairs, E, bound, each,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, EP: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,

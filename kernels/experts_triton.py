@@ -247,7 +247,7 @@ def _gate_up_rows(
     tl.store(h + rows.to(tl.int64)[:, None] * F + n[None, :], y.to(dtype), mask=live[:, None] & (n < F)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def gate_up(
     x, w, bias, ids, weights, order, table, h, x_stride, pairs, K, blocks, E, C, F, limit, alpha, beta, linear_beta,
     ACT: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr, WEIGH: tl.constexpr, ORDERED: tl.constexpr,
@@ -310,7 +310,7 @@ def _nothing(out, rows, live, n, C, BM: tl.constexpr, BN: tl.constexpr):
     tl.store(out + at, zero, mask=live[:, None] & (n < C)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def down(
     h, w, bias, ids, weights, order, table, out, pairs, blocks, E, C, F,
     HAS_BIAS: tl.constexpr, WEIGH: tl.constexpr, ORDERED: tl.constexpr, GROUP: tl.constexpr, SWAP: tl.constexpr,

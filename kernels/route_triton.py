@@ -101,7 +101,7 @@ def _keep_groups(
     return tl.where(wide, choice, fill)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _route(
     logits, correction, expert_scale, weights, ids, row_stride, rows, chosen, groups, topk_groups, fill, norm_eps,
     norm_min, scale, softcap,
