@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from oracle_moe import FULL, MOE_CASES, SLIDING, pack_mxfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "oracle"
 VOCAB = 160
 NEW_TOKENS = 12
-SLIDING, FULL = "sliding_attention", "full_attention"
 # eps and theta are not the usual ones, so that a default used by mistake shows
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -45,8 +45,6 @@ SIZES: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 GEMMA: Mapping[str, Any] = {"query_pre_attn_scalar": 24, "sliding_window": 9}
-MIXTRAL: Mapping[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
-QWEN_MOE: Mapping[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 UPPER: Mapping[str, Any] = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 9}
 
 
@@ -108,13 +106,7 @@ CASES: dict[str, Case] = {
     "gemma3-untied-capped": Case(
         "gemma3_text", {**GEMMA, "num_hidden_layers": 6, "tie_word_embeddings": False, "final_logit_softcapping": 2.0}
     ),
-    "mixtral": Case("mixtral", MIXTRAL),
-    "mixtral-window": Case("mixtral", {**MIXTRAL, "sliding_window": 9, "num_experts_per_tok": 1, "head_dim": 24}),
-    "qwen3-moe": Case("qwen3_moe", {**QWEN_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
-    "qwen3-moe-sparse": Case(
-        "qwen3_moe",
-        {**QWEN_MOE, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
-    ),
+    **{name: Case(*case) for name, case in MOE_CASES.items()},
 }  # fmt: skip
 """Every option that the families' YAML reads, each in some case."""
 
@@ -183,7 +175,10 @@ def _make(name: str, case: Case, path: Path) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     options = {**SIZES, **({} if case.model_type.startswith("gemma3") else _rope()), **case.options}
-    config = transformers.CONFIG_MAPPING[case.model_type](**{k: v for k, v in options.items() if k != "head_dim" or v})
+    packed = options.pop("quantization_config", None)
+    config = transformers.CONFIG_MAPPING[case.model_type](
+        **{k: v for k, v in options.items() if k not in SIZES or v is not None}
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,7 +194,10 @@ def _make(name: str, case: Case, path: Path) -> None:
             if margin > 0.02:
                 break
         _randomise(model, f"{name}.{best[1]}")
+        tensors = pack_mxfp4(model) if packed else {}
         model.save_pretrained(path)
+        if packed:
+            _add_packed(path, tensors, packed)
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
@@ -213,6 +211,16 @@ def _make(name: str, case: Case, path: Path) -> None:
         torch.set_num_threads(threads)
 
 
+def _add_packed(path: Path, packed: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> None:
+    """Let packed tensors stand in the place of those that they pack."""
+    plain = load_file(path / "model.safetensors")
+    for name in packed:
+        plain.pop(name.rpartition("_")[0], None)
+    save_file({**plain, **packed}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
 @torch.no_grad()
 def _randomise(model: torch.nn.Module, key: str) -> None:
     """Fill the model so that activations keep unit variance, norms and biases matter, and nothing is symmetric."""
@@ -221,7 +229,7 @@ def _randomise(model: torch.nn.Module, key: str) -> None:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
     for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name.split(".")[-2]:
             weight.copy_(noise * 0.2 + ones)
         elif weight.ndim == 1:
             weight.copy_(noise * 0.2)

@@ -23,6 +23,12 @@ REFERENCE = ("passes=reference", *SMALL)
 FUSED = ("passes.compile=false", "passes.quantize=none", *SMALL)
 
 
+FUSED_CASES = (
+    *("llama-bias", "qwen3-bias-window", "gemma2", "gemma3", "llama-wide-heads"),
+    *("mixtral", "qwen3-moe", "gpt-oss-mxfp4", "glm4-moe", "mimo-v2-flash", "phimoe-options"),
+)
+
+
 class Recorder:
     """Stands between engine and program and keeps the logits of every row that was asked for."""
 
@@ -42,9 +48,7 @@ def test_references_equal_the_oracle(name: str) -> None:
     check(tiny(name), REFERENCE)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-bias", "qwen3-bias-window", "gemma2", "gemma3", "llama-wide-heads", "mixtral", "qwen3-moe"]
-)
+@pytest.mark.parametrize("name", FUSED_CASES)
 def test_fused_kernels_equal_the_oracle(name: str) -> None:
     check(tiny(name), FUSED)
 
