@@ -130,8 +130,9 @@ def sample(
     if changes is None or not needs.adjusted:
         tokens = _tokens(logits, rows, needs, kernels)
     else:
-        # A block at a time, since changed logits are in float32.
-        blocks = _blocks(len(logits))
+        # In float32 they take as much as the four copies that log-probabilities are made with; twice that where
+        # processors change a copy first.
+        blocks = _blocks(len(logits), (2 if changes.processed else 4) * LOGPROB_ROWS)
         parts = [
             _tokens(changes.of(logits, block, kernels), None if rows is None else rows.at(block), needs, kernels)
             for block in blocks
@@ -146,8 +147,8 @@ def sample(
     return result._replace(**score(logits, tokens.clamp_min(0), needs.logprobs, asked)._asdict())
 
 
-def _blocks(count: int) -> list[slice]:
-    return [slice(first, first + LOGPROB_ROWS) for first in range(0, max(count, 1), LOGPROB_ROWS)]
+def _blocks(count: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, max(count, 1), size)]
 
 
 def _tokens(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenKernels | None) -> Tensor:
@@ -236,7 +237,7 @@ def score(logits: Tensor, tokens: Tensor, count: int, asked: Tensor | None = Non
     ``count`` likeliest tokens come with each; ``asked`` [R, n] are others whose log-probabilities are wanted.
     """
     parts = []
-    for rows in _blocks(len(tokens)):
+    for rows in _blocks(len(tokens), LOGPROB_ROWS):
         logprobs = logits[rows].float().log_softmax(dim=-1)
         chosen = logprobs.gather(1, tokens[rows].unsqueeze(1))
         top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)

@@ -127,6 +127,31 @@ def test_penalties_work_on_draws_and_with_the_models_log_probabilities() -> None
     bench.close()
 
 
+def test_a_sequence_that_comes_back_brings_all_that_its_slot_must_know() -> None:
+    params = {"frequency_penalty": 0.5, "logit_bias": {3: -4.0, 9: 0.5}, "logprob_token_ids": [3]}
+    start = plain(PROMPT, 5, SamplingParams(**params))
+    words = ((start[2], start[3], start[4]), (start[3],) * 8)
+    expected = plain(PROMPT, 9, SamplingParams(**params), words)
+    assert expected[:4] == start[:4]
+    bench = Bench(overlap=False)
+    add(bench, "a", PROMPT, words, max_tokens=9, **params)
+    while len(bench.outputs.get("a", [])) < 4:
+        bench.step()
+    scheduler = bench.engine._scheduler
+    scheduler._preempt(scheduler.running[0])
+    # What others leave in its slot meanwhile.
+    for each in bench.engine._stepper._slots.controls[1:]:
+        each.fill_(5)
+    bench.run()
+    assert bench.tokens("a") == expected
+    for index, output in enumerate(bench.outputs["a"]):
+        assert output.logprobs is not None
+        assert output.logprobs[0].asked_logprobs == pytest.approx(
+            [logprobs_after(PROMPT + expected[:index])[3]], abs=1e-4
+        )
+    bench.close()
+
+
 def test_the_engines_seed_makes_a_run_repeat() -> None:
     def run(seed: int | None) -> list[list[int]]:
         bench = Bench(seed=seed)
@@ -421,3 +446,41 @@ def test_a_fork_takes_pages_of_its_own_for_what_differs() -> None:
     assert [each.pages[0] for each in others] == [first.pages[0]] * 2
     assert len({each.pages[1] for each in (first, *others)}) == 3
     bench.run().close()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    script=st.lists(
+        st.tuples(st.integers(0, len(CHANGES)), st.integers(1, 12), st.integers(0, 4), st.integers(-9, 9)),
+        min_size=2,
+        max_size=7,
+    ),
+    num_pages=st.integers(9, 20),
+    max_num_seqs=st.integers(1, 3),
+    overlap=st.booleans(),
+    captured=st.booleans(),
+)
+def test_nothing_of_one_request_reaches_another(
+    script: list[tuple[int, int, int, int]], num_pages: int, max_num_seqs: int, overlap: bool, captured: bool
+) -> None:
+    """Changed and plain requests in few slots, preempted, aborted and from the prefix tree."""
+    bench = Bench(captured=captured, overlap=overlap, num_pages=num_pages, max_num_seqs=max_num_seqs, max_step_tokens=6)
+    expected: dict[str, list[int]] = {}
+    aborted = set()
+    for index, (change, length, steps, victim) in enumerate(script):
+        params, words = (*CHANGES, ({}, ()))[change]
+        prompt = (PROMPT * 2)[:length]
+        add(bench, f"r{index}", prompt, words, **params)
+        expected[f"r{index}"] = plain(prompt, 12, SamplingParams(**params), words)
+        for _ in range(steps):
+            bench.step()
+        name = f"r{victim}"
+        if name in bench.engine._sequences:
+            aborted.add(name)
+            bench.engine.abort(Abort(id=name))
+    bench.run()
+    for name, whole in expected.items():
+        found = bench.tokens(name)
+        assert found == whole[: len(found)]
+        assert name in aborted or found == whole
+    bench.close()
