@@ -33,7 +33,10 @@ def summary(resolved: Resolved) -> tuple[Row, ...]:
         ("context", f"{plan.max_len:,} tokens of a sequence"),
         ("at once", f"{plan.max_num_seqs:,} sequences, {plan.full_sequences:,} of them as long as the context"),
         ("queue", f"{deployment.scheduler.max_queue:,} requests"),
-        ("kv cache", f"{plan.num_pages:,} pages of {plan.kv.page_tokens} tokens: {tokens:,}; prefixes are {prefixes}"),
+        (
+            "kv cache",
+            f"{tokens:,} tokens in {plan.num_pages:,} pages of {plan.kv.page_tokens}; prefixes are {prefixes}",
+        ),
         ("memory", "\n".join(f"{kind}: {format_bytes(nbytes)}" for kind, nbytes in kinds.items())),
         ("in all", whole),
         ("key", "clients need serve.api_key" if deployment.serve.api_key else "none: whoever reaches the port may ask"),

@@ -174,7 +174,7 @@ def test_lines_of_openais_are_answered_in_openais_shape(tmp_path):
 def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys):
     write_directory(write_model(tmp_path / "tiny"), chat_template=TEMPLATE)
     source, target = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
-    lines = [{"id": f"p{i}", "prompt": [5] * (1 + i % 3), "max_tokens": 40, "ignore_eos": True} for i in range(40)]
+    lines = [{"id": f"p{i}", "prompt": [5] * (1 + i % 3), "max_tokens": 80, "ignore_eos": True} for i in range(40)]
     source.write_text("\n".join(map(json.dumps, lines)) + "\nnonsense\n")
     words = ["generate", "model=hf", f"model.path={tmp_path / 'tiny'}", "passes=reference", "kv.memory=8MiB"]
     words += ["scheduler.max_num_seqs=2", "hardware.threads=1", f"input={source}", f"output={target}"]
