@@ -393,6 +393,26 @@ def test_processors_see_every_token_of_their_answer(captured: bool, overlap: boo
 
 
 @pytest.mark.usefixtures("processors")
+@pytest.mark.parametrize("max_tokens", [1, 4])
+def test_each_answer_of_a_prompt_has_processors_of_its_own(max_tokens: int) -> None:
+    OnlyAfter.seen = []
+    bench = Bench(processors=True, captured=True)
+    wanted = {"only-after": {"tokens": [0, 1], "trigger": 23}}
+    params = {"logits_processors": wanted, "max_tokens": max_tokens, "temperature": 1.5}
+    names = choices(bench, "r", PROMPT, 3, **params)
+    bench.run()
+    seen = list(OnlyAfter.seen)
+    for index, name in enumerate(names):
+        for count in range(max_tokens):
+            assert PROMPT + bench.tokens(name)[:count] in seen
+        single = Bench(processors=True)
+        single.add("x", PROMPT, seed=40 + index, **params)
+        assert single.run().tokens("x") == bench.tokens(name)
+        single.close()
+    bench.close()
+
+
+@pytest.mark.usefixtures("processors")
 @pytest.mark.parametrize("shape", [False, True])
 def test_a_processor_that_fails_ends_its_own_request(shape: bool) -> None:
     bench = Bench(processors=True)
