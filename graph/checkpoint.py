@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
 from treadle.graph.expected import Expected, expected
+from treadle.graph.gguf_types import BLOCK_NAMES
 from treadle.graph.source import READABLE, Source
 from treadle.graph.spec import ModelSpec, Rule
 
@@ -168,7 +169,7 @@ class Checkpoint:
             f"{piece.tensor} is {dtype}"
             for recipe in self._recipes.values()
             for piece in recipe.pieces.values()
-            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE and not dtype.startswith("Q")
+            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE and dtype not in BLOCK_NAMES
         ]
         if unreadable:
             problems.append(_listed("element types that cannot be read", unreadable))
