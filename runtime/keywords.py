@@ -23,6 +23,7 @@ KEYWORDS = {
     "device": "hardware.device",
     "enforce_eager": "passes.compile",
     "load_format": "model.weights",
+    "revision": "model.revision",
 }
 """keywords of LLM that are also a key of the configuration"""
 
@@ -62,7 +63,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "pooler_config": (),
     "quantization": (),
-    "revision": ("main",),
     "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs",),
     "seed": (0,),
@@ -152,6 +152,9 @@ def _override(name: str, value: Any) -> list[str]:
             if not value:
                 return []
             value = False
+        case "revision":
+            if value == "main":
+                return []
         case "load_format":
             if value in ("auto", "safetensors", "gguf", "hf"):
                 return []
