@@ -89,6 +89,18 @@ class ModelConfig:
         default_factory=dict,
         metadata=_about("keys laid over the checkpoint's config.json; with weights=dummy and no path, all of it"),
     )
+    generation_config: str = field(
+        default="auto",
+        metadata=_about(
+            "auto: what generation_config.json recommends goes into model.sampling; none: it does not; its"
+            " eos_token_id counts either way",
+            choices=("auto", "none"),
+        ),
+    )
+    sampling: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about("sampling parameters of requests that do not give them, over what the checkpoint recommends"),
+    )
     weights: str = field(
         default="checkpoint", metadata=_about("dummy: random weights, nothing is read", choices=("checkpoint", "dummy"))
     )

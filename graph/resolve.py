@@ -23,6 +23,7 @@ from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
+from treadle.graph.generation import recommended
 from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
@@ -114,6 +115,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         ),
     )
     _refuse_cut(deployment, plan)
+    sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
     path = model.path
     if path is not None and source.revision is None:
         path = str(Path(path).expanduser().absolute())
@@ -124,6 +126,8 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             path=path,
             revision=source.revision,
             content=content,
+            generation_config="none",  # it is in sampling now
+            sampling=sampling,
             family=family,
             dtype=dtype,
             max_len=plan.max_len,

@@ -24,6 +24,7 @@ KEYWORDS = {
     "enforce_eager": "passes.compile",
     "load_format": "model.weights",
     "revision": "model.revision",
+    "generation_config": "model.generation_config",
 }
 """keywords of LLM that are also a key of the configuration"""
 
@@ -47,7 +48,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_expert_parallel": (False,),
     "enable_lora": (False,),
     "enable_sleep_mode": (False,),
-    "generation_config": ("auto",),
     "guided_decoding_backend": ("auto",),
     "hf_config_path": (),
     "hf_overrides": ({},),
@@ -152,6 +152,12 @@ def _override(name: str, value: Any) -> list[str]:
             if not value:
                 return []
             value = False
+        case "generation_config":
+            if value not in ("auto", "vllm"):
+                raise ConfigError(
+                    "not supported yet by LLM", key=name, value=value, nearest=["generation_config='auto'"]
+                )
+            value = "auto" if value == "auto" else "none"
         case "revision":
             if value == "main":
                 return []

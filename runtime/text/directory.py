@@ -12,7 +12,6 @@ from tokenizers import AddedToken
 from treadle.runtime.text.tokenizer import Tokenizer, TokenizerError, TokenizerFacts, surround
 
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
@@ -41,7 +40,6 @@ def tokenizer_from_directory(directory: str | Path) -> Tokenizer:
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         chat_templates=_chat_templates(directory, config.get("chat_template")),
         template_tokens=named,
-        sampling={name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
     )
     return Tokenizer(core, facts)
 

@@ -30,7 +30,7 @@ def run(
     Raises: RequestError for a prompt that does not fit or an option outside its range, TokenizerError.
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     # What cannot run is refused before weights are loaded.
     prepare(tokenizer, prompt, params, limits_of(resolved), request_id="", clamp=True)
     with LLM.from_resolved(resolved, tokenizer) as llm:

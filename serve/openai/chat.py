@@ -54,6 +54,8 @@ def _requests(service: Service, body: ChatRequest, response_id: str) -> list[Req
         service.limits,
         request_id=response_id,
         add_special_tokens=False,
+        # What the model recommends is ours to shorten; what a client asked for is not.
+        clamp=body.token_limit is None,
         field="messages",
     )
     return [request]

@@ -18,7 +18,7 @@ from treadle.serve.events import EventStream, until_left
 from treadle.serve.openai.answers import Frame, finish, stream, usage
 from treadle.serve.openai.body import read_body
 from treadle.serve.openai.logprobs import CompletionLogprobs
-from treadle.serve.openai.requests import CompletionRequest
+from treadle.serve.openai.requests import COMPLETION_MAX_TOKENS, CompletionRequest
 from treadle.serve.service import Answer, Service
 
 
@@ -44,7 +44,8 @@ async def completions(service: Service, http: HttpRequest) -> Response:
 
 
 def _requests(service: Service, body: CompletionRequest, response_id: str) -> list[Request]:
-    params = body.sampling(service.tokenizer.facts.sampling, max_tokens=body.token_limit, logprobs=body.logprobs)
+    defaults = {"max_tokens": COMPLETION_MAX_TOKENS, **service.tokenizer.facts.sampling}
+    params = body.sampling(defaults, max_tokens=body.max_tokens, logprobs=body.logprobs)
     prompts = body.prompts
     return [
         prepare(

@@ -87,7 +87,8 @@ class GenerationFields(BaseModel):
     def sampling(self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
-        chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults}
+        chosen: dict[str, Any] = dict(defaults)
+        limit = chosen.pop("max_tokens", None)
         chosen |= {name: value for name in names if (value := getattr(self, name)) is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(
@@ -95,7 +96,7 @@ class GenerationFields(BaseModel):
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
-            max_tokens=max_tokens,
+            max_tokens=limit if max_tokens is None else max_tokens,
             min_tokens=self.min_tokens,
             logprobs=logprobs,
             include_stop_str_in_output=self.include_stop_str_in_output,

@@ -53,11 +53,6 @@ class CompletionRequest(GenerationFields):
                 raise ApiError(400, f"{at}: must be {kind}, as prompt[0] is", param=at, code="invalid_value")
         return many
 
-    @property
-    def token_limit(self) -> int:
-        """Return how many tokens may be generated."""
-        return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-
 
 class Message(BaseModel):
     """One message of a chat; what its content may be is the chat template's to say."""
@@ -129,7 +124,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def token_limit(self) -> int | None:
-        """Return how many tokens may be generated; None: as many as the context holds."""
+        """Return how many tokens may be generated; None: as the model recommends, or as many as the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

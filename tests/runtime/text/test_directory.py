@@ -23,7 +23,6 @@ def test_reads_what_the_files_say(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2, 0))
     assert tokenizer.chat_template == TEMPLATE
     assert tokenizer.facts.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    assert tokenizer.facts.sampling == {"temperature": 0.6, "top_p": 0.9}
 
 
 def test_end_comes_from_config_json_without_a_generation_config(tmp_path):
