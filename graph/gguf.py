@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.conf.errors import nearest
 from treadle.conf.phase import OnPhase
-from treadle.graph.gguf_architecture import ARCHITECTURES, REQUIRED, Architecture, architecture
+from treadle.graph.gguf_architecture import ARCHITECTURES, KEYS_OF_ALL, Architecture, architecture
 from treadle.graph.gguf_header import Entry, Header, open_local, read_header, shards
 from treadle.graph.gguf_types import BLOCK_TYPES, FLOAT_TYPES, OTHER_TYPES, TYPES
 from treadle.graph.source import Remote, SourceError, TensorInfo, sample
@@ -130,6 +130,8 @@ class GGUFSource:
             if name in _ROPE_FACTORS:
                 continue
             hub, shape, dtype = self._row.hub_name(name), entry.shape, TYPES[entry.type_id].name
+            if self._row.change(hub) == "row":
+                shape = (1, *shape)
             if "{expert}" not in hub:
                 tensors[hub] = TensorInfo(shape, dtype, nbytes)
                 self._places[hub] = _Place(entry.type_id, entry.file, entry.offset)
@@ -188,7 +190,9 @@ class GGUFSource:
         return value
 
     def _make_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {name: self._require(key) for name, key in {**REQUIRED, **self._row.required}.items()}
+        config: dict[str, Any] = {
+            name: self._require(key) for name, key in {**KEYS_OF_ALL, **self._row.required}.items()
+        }
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         embedding = self.tensors.get("model.embed_tokens.weight")
         if embedding is None:

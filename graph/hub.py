@@ -22,7 +22,7 @@ from treadle.graph.hub_download import download
 from treadle.graph.hub_errors import is_away, refuse
 from treadle.graph.hub_listing import Listing, recall, remember
 from treadle.graph.hub_name import HubName, choose_gguf
-from treadle.graph.source import DirectorySource, Source, read_config
+from treadle.graph.source import DirectorySource, DummySource, Source, read_config
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -56,25 +56,22 @@ def open_hub(name: HubName, revision: str | None = None, on_phase: OnPhase | Non
     the hub has no such model, file or revision, or does not give it to this token.
     """
     remote = HubFiles(name, revision, on_phase)
-    gguf = choose_gguf(name, remote.listing.files) if name.quant or name.file or not remote.names else None
-    if gguf is not None:
-        from treadle.graph.gguf import GGUFSource
+    file = remote.gguf()
+    if file is None:
+        remote.bring(remote.text_files)
+        return DirectorySource(remote.folder, remote)
+    from treadle.graph.gguf import GGUFSource
 
-        return GGUFSource(remote.folder / gguf, remote)
-    remote.bring(remote.text_files)
-    return DirectorySource(remote.folder, remote)
+    return GGUFSource(file, remote)
 
 
-def hub_config(name: HubName, revision: str | None = None, on_phase: OnPhase | None = None) -> tuple[Any, Path, str]:
-    """Return the config.json of a model on the hub, its folder in the cache, and its commit. Raises ConfigError."""
+def dummy_hub(name: HubName, revision: str | None = None, on_phase: OnPhase | None = None) -> Source:
+    """Return a model of the hub's shape and with its tokenizer, with random weights. Raises ConfigError."""
     remote = HubFiles(name, revision, on_phase)
-    gguf = choose_gguf(name, remote.listing.files) if name.quant or name.file or not remote.names else None
-    if gguf is not None:
-        from treadle.graph.gguf import GGUFSource
-
-        return GGUFSource(remote.folder / gguf, remote).config, remote.folder, remote.commit
+    if remote.gguf() is not None:
+        return DummySource(open_hub(name, remote.commit, on_phase).config, revision=remote.commit)
     remote.bring(remote.text_files)
-    return read_config(remote.folder), remote.folder, remote.commit
+    return DummySource(read_config(remote.folder), remote.folder, remote.commit)
 
 
 class HubFiles:
@@ -101,6 +98,14 @@ class HubFiles:
         """The safetensors files beside config.json, and what may be there in their place."""
         ends = (".safetensors", ".bin", ".pt", ".pth")
         return [file for file in self.listing.files if "/" not in file and file.endswith(ends)]
+
+    def gguf(self) -> Path | None:
+        """Return where the GGUF file that is meant belongs; None for a model of safetensors. Raises ConfigError."""
+        name = self._name
+        if self.names and not name.quant and not name.file:
+            return None
+        file = choose_gguf(name, self.listing.files)
+        return None if file is None else self.folder / file
 
     @property
     def text_files(self) -> list[str]:

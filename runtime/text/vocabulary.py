@@ -13,6 +13,8 @@ from treadle.runtime.text.pretokenizer import PRE_TOKENIZERS
 from treadle.runtime.text.sentencepiece import CONTROL, NORMAL, SentencePieces
 from treadle.runtime.text.tokenizer import Tokenizer, TokenizerError, TokenizerFacts, surround
 
+CALLS = ("<|return|>", "<|call|>")
+"""What ends an answer of GPT-OSS, whose <|end|> only ends one of its messages."""
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<EOT>")
 """Control tokens that end an answer in every model that has them; many files name only one in eos_token_id."""
 
@@ -85,7 +87,8 @@ def _facts(metadata: Mapping[str, Any], pieces: Sequence[str], types: Sequence[i
         return int(value) if value is not None and 0 <= int(value) < len(pieces) else None
 
     declared = [found for name in ("eos", "eot", "eom") if (found := token(name)) is not None]
-    by_name = [i for i, piece in enumerate(pieces) if types[i] == CONTROL and piece in END_OF_TURN]
+    ends = {*END_OF_TURN, *CALLS} - ({"<|end|>"} if set(CALLS) <= set(pieces) else set())
+    by_name = [i for i, piece in enumerate(pieces) if types[i] == CONTROL and piece in ends]
     named = {
         "bos_token": token("bos"),
         "eos_token": token("eos"),

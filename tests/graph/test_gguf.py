@@ -16,7 +16,6 @@ from tiny_gguf import TYPES, permuted, write
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.gguf import GGUFSource, unpermute
-from treadle.graph.gguf_architecture import ARCHITECTURES
 from treadle.graph.source import SourceError, open_source
 from treadle.graph.spec import Attention
 
@@ -169,8 +168,3 @@ def test_a_long_vocabulary_opens_quickly(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no llama\.embedding_length in the metadata"):
         GGUFSource(path)
     assert time.perf_counter() - started < 2.0
-
-
-def test_every_architecture_has_a_family() -> None:
-    types = {row.model_type for row in ARCHITECTURES.values()}
-    assert {family_for({"model_type": kind}) for kind in types} == types

@@ -52,6 +52,19 @@ def test_facts_come_from_the_metadata():
     assert named.facts.chat_templates["tool_use"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ending"),
+    [(["<|end|>"], ["<|end|>"]), (["<|end|>", "<|call|>", "<|return|>"], ["<|call|>", "<|return|>"])],
+)
+def test_the_end_of_a_message_ends_an_answer_unless_answers_have_several(tokens, ending):
+    metadata = gguf_metadata()
+    first = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *tokens]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *[3] * len(tokens)]
+    ends = tokenizer_from_gguf(metadata).eos_ids
+    assert [tokens[i - first] for i in ends if i >= first] == ending
+
+
 def test_bos_is_added_when_the_file_or_the_family_says_so():
     assert tiny_tokenizer().encode("the")[0] != 1
     assert tokenizer_from_gguf(gguf_metadata(**{"tokenizer.ggml.add_bos_token": True})).encode("the")[0] == 1
