@@ -101,8 +101,8 @@ class Architecture:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """config.json keys that the architecture alone decides"""
     undo: Mapping[str, str] = field(default_factory=dict)
-    """patterns of hub names -> what the conversion did: ``q`` and ``k`` have their rows in another order, ``raised`` ones
-    have 1 added, a ``row`` has become a vector"""
+    """patterns of hub names -> what the conversion did: the rows of ``q`` or ``k`` stand in another order, ``raised``
+    ones have 1 added, a ``row`` has become a vector"""
     derive: Callable[[Get, Mapping[str, Any]], dict[str, Any]] | None = None
     """more config.json keys, from metadata and the keys so far"""
 

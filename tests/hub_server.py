@@ -14,6 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 
 @dataclass
 class FakeHub:
@@ -59,6 +62,19 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def use(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what HF_ENDPOINT and HF_HOME do, which the library reads when it is imported; caches are in ``folder``."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf" / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "hf" / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 class _Handler(BaseHTTPRequestHandler):

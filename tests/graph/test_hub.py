@@ -16,7 +16,7 @@ import huggingface_hub
 import huggingface_hub.constants
 import pytest
 import torch
-from hub_server import FakeHub, serve
+from hub_server import FakeHub, serve, use
 from oracle import tiny
 from tiny_gguf import write
 from tiny_model import write_model
@@ -40,22 +40,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     folder = write_directory(write_model(tmp_path / "repo"))
     (folder / "README.md").write_text("not needed")
     (folder / "pytorch_model.bin").write_bytes(b"not needed")
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with serve(FakeHub({REPO: folder})) as running:
-        use(running.endpoint, tmp_path / "hf", monkeypatch)
+        use(running.endpoint, tmp_path, monkeypatch)
         yield running
-
-
-def use(endpoint: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT and HF_HOME do, which the library reads once when it is imported."""
-    constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 def deployment(path: str = REPO, *more: str):
@@ -235,7 +222,7 @@ def test_a_hub_that_does_not_answer(how: str, hub: FakeHub, tmp_path: Path, monk
     if how == "503":
         hub.down = True
     else:
-        use("http://127.0.0.1:9", tmp_path / "hf", monkeypatch)
+        use("http://127.0.0.1:9", tmp_path, monkeypatch)
     assert resolve(deployment()).fingerprint == reached.fingerprint, "the cache serves"
     with pytest.raises(ConfigError, match=r"model\.path=some-org/Other: cannot be fetched: .*HF_ENDPOINT"):
         resolve(deployment("some-org/Other"))
