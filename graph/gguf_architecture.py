@@ -210,6 +210,13 @@ ARCHITECTURES: dict[str, Architecture] = {
             BLOCK + r"post_ffw_norm\.weight": LAYER + "post_feedforward_layernorm.weight",
         },
     ),
+    "seed_oss": Architecture(
+        model_type="seed_oss",
+        names={BLOCK + r"post_attention_norm\.weight": LAYER + "post_attention_layernorm.weight"},
+        constants={"attention_bias": True, "attention_out_bias": False},
+    ),
+    "smollm3": Architecture(model_type="smollm3", constants={"no_rope_layer_interval": 4}, undo=ROTATED),
+    "arcee": Architecture(model_type="arcee", constants={"hidden_act": "relu2"}, undo=ROTATED),
     "granite": Architecture(
         model_type="granite",
         optional={

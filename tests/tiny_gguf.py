@@ -57,8 +57,11 @@ OF = {
     "olmo2": BEHIND,
     "phi3": JOINED,
     "gpt-oss": SINKS,
+    "seed_oss": BEHIND,
 }
 """architecture -> the names that it has of its own"""
+ROTATED = ("llama", "granite", "smollm3", "arcee")
+"""those whose rows of q and k are put in another order"""
 KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
@@ -131,7 +134,7 @@ def write(model: Any, path: Path, architecture: str, kind: str = "F32", **metada
     if architecture == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     for name, tensor in stacked({name: source.read(name).float() for name in source.tensors}).items():
-        if architecture in ("llama", "granite") and (match := re.search(r"self_attn\.([qk])_proj", name)):
+        if architecture in ROTATED and (match := re.search(r"self_attn\.([qk])_proj", name)):
             tensor = permuted(tensor, config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"])
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1

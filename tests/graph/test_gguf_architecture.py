@@ -27,6 +27,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt-oss", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
     "phi3": ("phi3", {"head_dim": None, "sliding_window": None}),
     "olmo2": ("olmo2", {"head_dim": None}),
+    "seed_oss": ("seed_oss", {"attention_bias": True}),
+    "smollm3": ("smollm3", {"head_dim": None}),
+    "arcee": ("arcee", {"head_dim": None}),
     "granite": (
         "granite",
         {
