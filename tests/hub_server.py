@@ -66,7 +66,7 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
 
 def use(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do what HF_ENDPOINT and HF_HOME do, which the library reads when it is imported; caches are in ``folder``."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
