@@ -14,7 +14,8 @@ import torch
 from oracle import SIZES
 from tiny_gguf import stacked, write
 
-from treadle.graph.family import family_for, known_families
+from treadle.graph.checkpoint import Checkpoint
+from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.gguf_architecture import ARCHITECTURES, KEYS_OF_ALL, WITH_EXPERTS, architecture
 from treadle.graph.source import open_source
 
@@ -81,6 +82,11 @@ def test_names_and_keys_are_those_of_the_hub(model_type: str, tmp_path: Path) ->
         if key in model.config and not (key == "head_dim" and model.config[key] is None):
             made, meant = file.config[key], model.config[key]
             assert made == pytest.approx(meant) if isinstance(meant, float) else made == meant, key
+    if model_type in known_families():
+        a, b = (Checkpoint(source, load_spec(model_type, source.config)) for source in (file, original))
+        assert set(a.weights) == set(b.weights)
+        for weight in b.weights:
+            assert torch.equal(a.read(weight), b.read(weight)), weight
 
 
 def test_phi3_has_a_divisor_for_every_channel(tmp_path: Path) -> None:
