@@ -245,6 +245,12 @@ class SchedulerConfig:
         ),
     )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
+    seed: int | None = field(
+        default=None,
+        metadata=_about(
+            "of requests that bring none, in the order of their arrival; null: other ones in every run", low=0
+        ),
+    )
     overlap: bool | None = field(
         default=None,
         metadata=_about(

@@ -27,6 +27,7 @@ from treadle.graph.generation import recommended
 from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
+from treadle.graph.processors import installed_processors
 from treadle.graph.source import DummySource, Source, open_source, read_config
 from treadle.graph.spec import ModelSpec
 
@@ -103,6 +104,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         spec,
         checkpoint.weights,
         Workload(
+            processors=bool(installed_processors()),
             dtype=dtype,
             quantize=passes.quantize,
             page_tokens=deployment.kv.page_tokens,

@@ -42,12 +42,13 @@ def _load(source: Source) -> Tokenizer:
 
 def _supported(sampling: Mapping[str, Any], vocab: int) -> dict[str, Any]:
     """Return the parameters that requests have. Raises ConfigError for a name or a value that none may have."""
-    known = SamplingParams.__struct_fields__
+    known = tuple(RECOMMENDED.values())
     for name, value in sampling.items():
-        if name not in known and name not in RECOMMENDED.values():
+        if name not in known:
             close = [f"model.sampling.{other}" for other in nearest(name, known)]
-            raise ConfigError("no such sampling parameter", key=f"model.sampling.{name}", value=value, nearest=close)
-    found = {name: value for name, value in sampling.items() if name in known}
+            hint = f"those with a default: {', '.join(known)}"
+            raise ConfigError("no such default", key=f"model.sampling.{name}", value=value, nearest=close, hint=hint)
+    found = {name: value for name, value in sampling.items() if name in SamplingParams.__struct_fields__}
     try:
         SamplingParams(**{"max_tokens": None, **found}).typed().check(vocab)
     except RequestError as error:

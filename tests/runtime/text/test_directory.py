@@ -16,7 +16,7 @@ def test_reads_what_the_files_say(tmp_path):
     write_directory(tmp_path)
     write(
         tmp_path / "generation_config.json",
-        {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9, "do_sample": True},
+        {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "do_sample": True},
     )
     tokenizer = tokenizer_from_directory(tmp_path)
     text = "the dogs 123 <|im_start|>"
