@@ -11,7 +11,8 @@ class Feedforward(Data, frozen=True, kw_only=True):
     """The fields that dense and expert feed-forwards share."""
 
     gated: bool = True
-    act: Activation = "silu"
+    act: Literal[Activation, "xielu"] = "silu"
+    """xielu has learned parameters, in dense feed-forwards without a gate"""
     intermediate: Count = 0
     """channels of gate and up; 0: taken from the tensors"""
     bias: bool = False

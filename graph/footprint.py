@@ -40,8 +40,12 @@ class MemoryRow:
 
 
 def ops(spec: ModelSpec) -> Iterator[Op]:
-    """Return the op of every sublayer of every layer."""
-    return (sub.op for layer in spec.layers for sub in layer.subs if sub.op is not None)
+    """Return the ops of every sublayer of every layer."""
+    for layer in spec.layers:
+        for sub in layer.subs:
+            if sub.op is not None:
+                yield sub.op
+            yield from (branch.op for branch in sub.branches)
 
 
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
@@ -52,7 +56,7 @@ def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
 def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
     """Return the paged keys and values of all attention layers, in layer order."""
     layers = [
-        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.v_head_dim)
+        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
         for op in ops(spec)
         if isinstance(op, Attention) and op.kv_from is None
     ]
@@ -108,10 +112,22 @@ def table_rows(
             MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
             for table in rope_tables(spec)
         ),
+        *_position_rows(spec, kv.dtype, max_len),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
         MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
+
+
+def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[MemoryRow]:
+    """Return the tables of positions that are computed, other than rope's."""
+    positions = spec.embed.positions
+    if positions is not None and positions.kind == "sinusoidal":
+        rows = max_len + positions.offset
+        yield MemoryRow("tables", f"position vectors, {rows} x {spec.hidden}", rows * spec.hidden * ITEM_BYTES[dtype])
+    slopes = {(op.heads, op.alibi, op.scale) for op in ops(spec) if isinstance(op, Attention) and op.alibi is not None}
+    if slopes:
+        yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
 
 
 def workspace_rows(
