@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toy import HIDDEN, VOCAB, Toy, load
 from torch import Tensor
+from toy import HIDDEN, VOCAB, Toy, load
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.expected import expected
