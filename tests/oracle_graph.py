@@ -12,6 +12,7 @@ from torch import Tensor
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, load_spec
+from treadle.graph.ir import Graph
 from treadle.graph.program import Executable, StepInputs
 from treadle.graph.source import open_source
 from treadle.kernels import registry
@@ -20,13 +21,20 @@ from treadle.runtime.weights import load_weights
 LENGTH = 128
 
 
-def program(model: Tiny, search: Sequence[Path] = (), family: str = "", dtype: str = "float32") -> Executable:
-    """Return the MODEL-level graph of a checkpoint, ready to run one sequence of up to LENGTH tokens."""
-    registry.load_all()
+def graph_of(
+    model: Tiny, search: Sequence[Path] = (), family: str = "", dtype: str = "float32"
+) -> tuple[Checkpoint, Graph]:
+    """Return a checkpoint and its MODEL-level graph for sequences of up to LENGTH tokens."""
     source = open_source(model.path)
     spec = load_spec(family or family_for(source.config, search), source.config, search)
     checkpoint = Checkpoint(source, spec)
-    graph = build(spec, checkpoint.weights, BuildOptions(dtype=dtype, max_len=LENGTH, page_tokens=4))
+    return checkpoint, build(spec, checkpoint.weights, BuildOptions(dtype=dtype, max_len=LENGTH, page_tokens=4))
+
+
+def program(model: Tiny, search: Sequence[Path] = (), family: str = "", dtype: str = "float32") -> Executable:
+    """Return that graph, ready to run one sequence."""
+    registry.load_all()
+    checkpoint, graph = graph_of(model, search, family, dtype)
     histories = [
         torch.zeros(1, LENGTH, kv.kv_heads, kv.k_dim + kv.v_dim, dtype=graph.dtype) for kv in graph.state.layers
     ]
