@@ -113,8 +113,8 @@ class _Planner:
         self.kv = kv_state(spec, work.dtype, work.page_tokens)
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
-            *weight_rows(spec, weights, work.dtype, work.quantize),
-            *workspace_rows(spec, work.dtype, work.device, work.max_num_seqs, work.max_step_tokens),
+            *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
+            *workspace_rows(spec, work.dtype, work.quantize, work.device, work.max_num_seqs, work.max_step_tokens),
             runtime_row(work.device),
         ]
 

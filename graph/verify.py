@@ -37,6 +37,10 @@ POINTWISE = frozenset(
         "differential",
         "linear_int8",
         "embed_int8",
+        "route",
+        "experts",
+        "experts_int8",
+        "identity_experts",
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""

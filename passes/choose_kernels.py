@@ -47,6 +47,9 @@ class ChooseKernels(Pass):
         if self.target.kernels == "reference":
             return registry.reference(name)
         found = registry.candidates(name, self.target, _attributes(node))
+        if len(found) > 1 and not found[-1].inline:
+            # A reference that cannot be traced looks at values on the host: what has it cannot be captured.
+            found = found[:-1]
         given = arguments(node)
         if self.stopwatch is None or len(found) == 1 or name in ops.WRITES_STATE or "arena" in given:
             return found[0]
@@ -82,12 +85,14 @@ def _describe(value: object, tokens: int) -> str:
 def _random(given: Mapping[str, Any], tokens: int, device: str) -> dict[str, Any]:
     """Return the arguments of a call, random where they are tensors."""
     made = {}
+    # tokens visit all experts, as they do in a model
+    high = {"ids": given["down"].meta["val"].shape[0]} if "down" in given else {}
     for name, value in given.items():
         if isinstance(value, Node):
             shape, dtype = _shape(value, tokens), value.meta["val"].dtype
             if dtype.is_floating_point:
                 value = torch.randn(shape, device=device).to(dtype)
             else:
-                value = torch.randint(0, 2, shape, device=device).to(dtype)
+                value = torch.randint(0, high.get(name, 2), shape, device=device).to(dtype)
         made[name] = value
     return made

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from oracle_case import FULL, LEFT_OUT, NEW_TOKENS, SIZES, VOCAB, Case
 from oracle_cases import CASES
+from oracle_moe import pack_mxfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -106,6 +108,7 @@ def _make(name: str, case: Case, path: Path) -> None:
         known.discard("rope_parameters")
     # configurations change what they are given
     options = copy.deepcopy({**{key: value for key, value in SIZES.items() if key in known}, **case.options})
+    packed = options.pop("quantization_config", None)
     config = kind(**{key: value for key, value in options.items() if value != LEFT_OUT})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -123,7 +126,10 @@ def _make(name: str, case: Case, path: Path) -> None:
             if margin > 0.02:
                 break
         _randomise(model, f"{name}.{best[1]}", plain)
+        tensors = pack_mxfp4(model) if packed else {}
         model.save_pretrained(path)
+        if packed:
+            _add_packed(path, tensors, packed)
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
@@ -135,6 +141,16 @@ def _make(name: str, case: Case, path: Path) -> None:
         save_file(reference, path / "reference.safetensors")
     finally:
         torch.set_num_threads(threads)
+
+
+def _add_packed(path: Path, packed: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> None:
+    """Let packed tensors stand in the place of those that they pack."""
+    plain = load_file(path / "model.safetensors")
+    for name in packed:
+        plain.pop(name.rpartition("_")[0], None)
+    save_file({**plain, **packed}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
 
 
 def _plain(model: torch.nn.Module) -> tuple[set[str], set[str], set[str]]:
@@ -152,7 +168,8 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    for name, weight in model.named_parameters():
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+    for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
         if name in ones or weight.ndim == 1:
             weight.copy_(noise * 0.2 + (name in ones))
@@ -160,7 +177,7 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
             weight.copy_(noise * (0.03 if gemma else 0.1 if model.config.tie_word_embeddings else 0.5))
         else:
-            weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else 1]))
+            weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else -1]))
 
 
 @torch.no_grad()
