@@ -224,6 +224,12 @@ class SchedulerConfig:
         ),
     )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
+    seed: int | None = field(
+        default=None,
+        metadata=_about(
+            "of requests that bring none, in the order of their arrival; null: other ones in every run", low=0
+        ),
+    )
     overlap: bool | None = field(
         default=None,
         metadata=_about(
@@ -244,6 +250,21 @@ class ServeConfig:
     served_name: str | None = field(default=None, metadata=_about("model name in the API; null: model.name"))
     drain_s: float = field(default=30.0, metadata=_about("seconds that running requests get after SIGTERM", low=0))
     metrics: bool = field(default=True, metadata=_about("serve /metrics"))
+    metrics_prefix: str = field(
+        default="vllm:",
+        metadata=_about("what begins the names of metrics that vLLM has too; vllm: suits its dashboards"),
+    )
+    metrics_open: bool = field(default=False, metadata=_about("with an api_key: answer /metrics without the key"))
+    max_body: str = field(
+        default="auto",
+        metadata=_about(
+            "bytes of a request's body; auto: 1MiB and 16 bytes for each token of model.max_len", size=True
+        ),
+    )
+    trust_chat_template: bool = field(
+        default=False,
+        metadata=_about("let a request bring its own chat_template: Jinja code, run in a sandbox in this process"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
-from treadle.graph.packet import SLOT_WIDTH, StepShape, packet_capacity
+from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
 from treadle.graph.spec import Attention, Branch, Mlp, ModelSpec, Moe, Op, RopeTable, Sub
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
@@ -21,8 +21,8 @@ LIBRARY_BYTES = 64 << 20
 """What the library of matrix products keeps on a GPU."""
 LOGPROB_ROWS = 32
 """Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
-SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
-"""What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
+SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4) + MAX_ASKED * 4
+"""What a row of logits gives back: token, log-probability, rank, the likeliest tokens with theirs, and asked ones."""
 PARTIAL_BYTES = 40 << 20
 """The most that splits of a long history leave for each other on a GPU; attention makes no more splits than fit."""
 WIDENED_BYTES = 32 << 20
@@ -137,6 +137,9 @@ def table_rows(
         *_position_rows(spec, kv.dtype, max_len),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
+        MemoryRow(
+            "tables", f"penalties and masks of {max_num_seqs} sequences", (max_num_seqs + 1) * control_bytes(spec.vocab)
+        ),
         MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
 
@@ -147,9 +150,20 @@ def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[Memory
     if positions is not None and positions.kind == "sinusoidal":
         rows = max_len + positions.offset
         yield MemoryRow("tables", f"position vectors, {rows} x {spec.hidden}", rows * spec.hidden * ITEM_BYTES[dtype])
-    slopes = {(op.heads, op.alibi, op.scale) for op in ops(spec) if isinstance(op, Attention) and op.alibi is not None}
+    attentions = [op for op in ops(spec) if isinstance(op, Attention)]
+    slopes = {(op.heads, op.alibi, op.alibi.scaled and op.scale) for op in attentions if op.alibi is not None}
     if slopes:
         yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
+    pairs = {op.kv_heads for op in attentions if op.diff is not None}
+    if pairs:
+        yield MemoryRow("tables", "pairs of values", sum(2 * kv_heads * 8 for kv_heads in pairs))
+
+
+def history_row(max_num_seqs: int, max_len: int) -> MemoryRow:
+    """Return the exact bytes of every token of every sequence, which logits processors see."""
+    return MemoryRow(
+        "tables", f"tokens of {max_num_seqs} sequences for logits processors", (max_num_seqs + 1) * max_len * 4
+    )
 
 
 def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:

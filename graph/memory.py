@@ -14,6 +14,7 @@ from treadle.conf.size import format_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.footprint import (
     MemoryRow,
+    history_row,
     kv_state,
     largest,
     rope_tables,
@@ -50,6 +51,8 @@ class Workload:
     kv_bytes: int | None = None
     """the arena; None: chosen"""
     device: str = "cpu"
+    processors: bool = False
+    """requests may name logits processors, which see every token of their answer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class MemoryPlan:
     """the most that ``max_num_seqs`` could be, each of ``max_len`` tokens, in an arena of all that is left"""
     memory_bytes: int
     """what everything may take together"""
+    processors: bool
+    """slots remember every token, for logits processors"""
 
     @property
     def arena_bytes(self) -> int:
@@ -137,6 +142,7 @@ class _Planner:
             largest_context=max(longest, max_len),
             largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count, kv_bytes=None).holds_all(max_len)),
             memory_bytes=self.work.memory_bytes,
+            processors=self.work.processors,
         )
 
     def choose_len(self, longest: int) -> int:
@@ -183,7 +189,10 @@ class _Planner:
     def tables(self, max_len: int) -> list[MemoryRow]:
         """Return what grows with the longest sequence."""
         work = self.work
-        return table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+        rows = table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+        if work.processors:
+            rows.append(history_row(work.max_num_seqs, max_len))
+        return rows
 
     def room(self, max_len: int) -> int:
         """Return the bytes that an arena may take when sequences may be this long."""

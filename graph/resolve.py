@@ -17,14 +17,15 @@ from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig
-from treadle.conf.size import format_bytes, parse_bytes, parse_share, spell_bytes
+from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig, ServeConfig
+from treadle.conf.size import body_bytes, format_bytes, parse_bytes, parse_share, spell_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
+from treadle.graph.processors import installed_processors
 from treadle.graph.source import DummySource, Source, open_source, read_config
 from treadle.graph.spec import ModelSpec
 
@@ -101,6 +102,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         spec,
         checkpoint.weights,
         Workload(
+            processors=bool(installed_processors()),
             dtype=dtype,
             quantize=passes.quantize,
             page_tokens=deployment.kv.page_tokens,
@@ -121,6 +123,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,
+        serve=_serve(deployment.serve, plan.max_len),
     )
     return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
 
@@ -192,6 +195,10 @@ def refuse_elsewhere(resolved: Resolved) -> None:
             key="hardware.memory",
             nearest=["hardware.memory=auto"],
         )
+
+
+def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:
+    return replace(serve, max_body=str(body_bytes(max_len))) if serve.max_body == "auto" else serve
 
 
 def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:

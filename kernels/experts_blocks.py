@@ -108,7 +108,7 @@ def general(hidden: int, intermediate: int, experts: int, top_k: int, tokens: in
         return Blocks(way, Tile(32, 2 * long, 4, 4), Tile(64, 2 * wide, 4, 4), rows=16, group=1)
     if each <= 64:
         return Blocks(way, Tile(64, long, 4, 4), Tile(128, wide, 4, 4), rows=32 if each <= 32 else 64)
-    return Blocks(way, Tile(64, long, 8, 4), Tile(128, wide, 8, 4), rows=128)
+    return Blocks(way, Tile(128, long, 8, 3), Tile(128, wide, 8, 3), rows=128)
 
 
 def _vector(width: int, rows: int, most: int) -> Tile:

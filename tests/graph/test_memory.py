@@ -305,6 +305,18 @@ def test_state_lists_layers_in_order() -> None:
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
 
 
+def test_counts_and_masks_of_tokens_are_planned_and_a_history_only_for_processors() -> None:
+    made, remembered = plan(), plan(processors=True)
+    vocab = 128256
+    one_slot = vocab * 2 + vocab // 32 * 4 + 32 * 8 * 4 + 8 * 4 + 512 * 8 + 64 * 4
+    assert bytes_of(made, "tables", "penalties and masks") == 33 * one_slot
+    assert bytes_of(made, "tables", "logits processors") == 0
+    assert bytes_of(remembered, "tables", "logits processors") == 33 * 4096 * 4
+    assert (made.processors, remembered.processors) == (False, True)
+    assert made.num_pages == remembered.num_pages
+    assert made.free_bytes - remembered.free_bytes == 33 * 4096 * 4
+
+
 def test_kernels_of_a_gpu_have_what_they_leave_in_memory() -> None:
     """Parts of attention, and int8 weights widened for large steps: for launched steps and for captured ones."""
     rows = {quantize: plan(device="cuda", quantize=quantize) for quantize in ("none", "int8")}
