@@ -10,7 +10,7 @@ from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, 
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
+from treadle.graph.spec import Attention, Branch, Mlp, ModelSpec, Moe, Op, RopeTable, Sub
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
 INT8_GROUP = 32
@@ -46,8 +46,12 @@ class MemoryRow:
 
 
 def ops(spec: ModelSpec) -> Iterator[Op]:
-    """Return the op of every sublayer of every layer."""
-    return (sub.op for layer in spec.layers for sub in layer.subs if sub.op is not None)
+    """Return the ops of every sublayer of every layer."""
+    for layer in spec.layers:
+        for sub in layer.subs:
+            if sub.op is not None:
+                yield sub.op
+            yield from (branch.op for branch in sub.branches)
 
 
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
@@ -58,7 +62,7 @@ def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
 def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
     """Return the paged keys and values of all attention layers, in layer order."""
     layers = [
-        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.v_head_dim)
+        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
         for op in ops(spec)
         if isinstance(op, Attention) and op.kv_from is None
     ]
@@ -130,6 +134,7 @@ def table_rows(
             MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
             for table in rope_tables(spec)
         ),
+        *_position_rows(spec, kv.dtype, max_len),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
         MemoryRow(
@@ -137,6 +142,21 @@ def table_rows(
         ),
         MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
+
+
+def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[MemoryRow]:
+    """Return the tables of positions that are computed, other than rope's."""
+    positions = spec.embed.positions
+    if positions is not None and positions.kind == "sinusoidal":
+        rows = max_len + positions.offset
+        yield MemoryRow("tables", f"position vectors, {rows} x {spec.hidden}", rows * spec.hidden * ITEM_BYTES[dtype])
+    attentions = [op for op in ops(spec) if isinstance(op, Attention)]
+    slopes = {(op.heads, op.alibi, op.alibi.scaled and op.scale) for op in attentions if op.alibi is not None}
+    if slopes:
+        yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
+    pairs = {op.kv_heads for op in attentions if op.diff is not None}
+    if pairs:
+        yield MemoryRow("tables", "pairs of values", sum(2 * kv_heads * 8 for kv_heads in pairs))
 
 
 def history_row(max_num_seqs: int, max_len: int) -> MemoryRow:
@@ -213,8 +233,10 @@ def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
     """Return every mixture of experts and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
-            if isinstance(sub.op, Moe):
-                yield f"layers.{layer.index}.{sub.name}", sub.op
+            parts: tuple[Sub | Branch, ...] = (sub, *sub.branches)
+            for part in parts:
+                if isinstance(part.op, Moe):
+                    yield f"layers.{layer.index}.{part.name}", part.op
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:

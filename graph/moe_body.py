@@ -12,7 +12,7 @@ from treadle.graph.spec import Moe, Router, SpecError
 from treadle.graph.weights import Concat, Leaf, WeightExpr
 
 if TYPE_CHECKING:
-    from treadle.graph.build import LayerWriter
+    from treadle.graph.layer_writer import LayerWriter
 
 WriteMlp = Callable[..., Node]
 GATED_ONLY = ("swiglu_oai", "situ")

@@ -31,7 +31,7 @@ FULL_WAVES = 3
 JOIN_ROWS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 4, 4, 4, 8
 """How splits of tiles are joined: rows and splits at a time, warps, programs on a multiprocessor."""
 
-JOIN_CONSTANTS = ("HEADS", "KV_HEADS", "V_DIM", "BLOCK_V", "WINDOW", "HAS_SINKS", "PDL")
+JOIN_CONSTANTS = ("HEADS", "KV_HEADS", "V_DIM", "BLOCK_V", "HAS_SINKS", "PDL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +200,8 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
     *,
     pdl: bool = False,
     decode: DecodeTiles | None = None,
@@ -229,7 +231,15 @@ def paged_attention(
         processors=_processors(q.device),
     )
     launch = _Launch(
-        inputs=(arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, q if sinks is None else sinks),
+        inputs=(
+            arena.view(q.dtype),
+            page_table,
+            q_starts,
+            kv_lens,
+            layer_offset,
+            q if sinks is None else sinks,
+            q if slopes is None else slopes,
+        ),
         scale=scale,
         shape=shape,
         constants={
@@ -243,7 +253,9 @@ def paged_attention(
             "UNIT": UNIT_BYTES // shape.item_bytes,
             "ALIGNMENT": alignment(shape.item_bytes, page_tokens, k_dim, v_dim),
             "WINDOW": window,
+            "CHUNK": chunk,
             "SOFTCAP": softcap,
+            "ALIBI": slopes is not None,
             "HAS_SINKS": sinks is not None,
             # The interpreter's bfloat16 arithmetic is wrong.
             "COMPUTE": tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],
@@ -255,7 +267,8 @@ def paged_attention(
     if by_row or sequences > 1:
         launch.decode(q, out, decode or decode_tiles(shape), by_row)
     least = 2 if sequences > 1 else 0
-    if not by_row and prefill is None and for_hopper(shape, page_tokens, _capability(q.device)):
+    plain = not chunk and slopes is None and prefill is None
+    if not by_row and plain and for_hopper(shape, page_tokens, _capability(q.device)):
         launch.hopper(q, out, least)
     elif not by_row:
         launch.prefill(q, out, prefill or prefill_tiles(shape), least)
@@ -323,7 +336,7 @@ class _Launch:
         paged_prefill_hopper.launch(
             q,
             out,
-            *self.inputs,
+            *self.inputs[:6],
             tiles=shape.tokens // (paged_prefill_hopper.ROWS // shape.group) + shape.sequences + 1,
             least=least,
             scale=self.scale,
@@ -336,11 +349,11 @@ class _Launch:
 
     def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
         shape, table = self.shape, self.inputs[1]
-        _, _, starts, lengths, _, sinks = self.inputs
-        window = self.constants["WINDOW"]
+        _, _, starts, lengths, _, sinks, _ = self.inputs
+        seen = min((self.constants[name] for name in ("WINDOW", "CHUNK") if self.constants[name]), default=0)
         reach = table.shape[1] * self.constants["PAGE"]
-        if window:
-            reach = min(reach, window + tiles.rows // shape.group - 1)
+        if seen:
+            reach = min(reach, seen + tiles.rows // shape.group - 1)
         walk = plan_walk(shape, tiles, reach)
         count = walk.splits * tiles.rows
         partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
@@ -365,6 +378,7 @@ class _Launch:
             WALK=walk.walk,
             SPLIT=walk.splits > 0,
             LEAST=least,
+            REACH=seen,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.block,
             num_warps=tiles.warps,
@@ -386,6 +400,7 @@ class _Launch:
                 shape.tokens,
                 shape.sequences,
                 LEAST=least,
+                REACH=seen,
                 BLOCK_M=tiles.rows,
                 ROWS=JOIN_ROWS,
                 SPLITS=JOIN_SPLITS,

@@ -29,15 +29,19 @@ WHOLE, ENDS, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def update(  # type: ignore[no-untyped-def]
-    q, k, v, top, total, acc, t, hi, at, scale,
-    SEEN: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
+    q, k, v, top, total, acc, t, hi, at, slope, scale,
+    SEEN: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Take one block of keys into the running maximum, sum and result of the tile.
 
-    t [N] positions of the keys, those from ``hi`` on are not there; at [M] positions of the queries (CAUSAL).
+    t [N] positions of the keys, those from ``hi`` on are not there; at [M] positions of the queries (CAUSAL or ALIBI);
+    slope [M] what a logit, before its scale, loses with distance (ALIBI).
     """
     log2e: tl.constexpr = 1.4426950408889634
     logit = tl.dot(q, tl.trans(k.to(COMPUTE)), input_precision="ieee")
+    if ALIBI:
+        logit += slope[:, None] * (t[None, :] - at[:, None]).to(tl.float32)
     if SOFTCAP > 0.0:
         x = logit * (scale / SOFTCAP)
         e = tl.exp2(tl.abs(x) * (-2.0 * log2e))
@@ -52,6 +56,8 @@ def update(  # type: ignore[no-untyped-def]
             seen &= t[None, :] <= at[:, None]
             if WINDOW > 0:
                 seen &= at[:, None] - t[None, :] < WINDOW
+            if CHUNK > 0:
+                seen &= (at // CHUNK)[:, None] == (t // CHUNK)[None, :]
         logit = tl.where(seen, logit * factor, NOTHING)
         new_top = tl.maximum(top, tl.max(logit, 1))
         p = tl.exp2(logit - new_top[:, None])
@@ -66,10 +72,10 @@ def update(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sweep(  # type: ignore[no-untyped-def]
-    q, top, total, acc, keys, values, pages, lo, hi, at, scale,
+    q, top, total, acc, keys, values, pages, lo, hi, at, slope, scale,
     SEEN: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Take the keys lo .. hi - 1 into the tile; WHOLE: they are a whole number of blocks."""
     ck, cv = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
@@ -95,8 +101,19 @@ def sweep(  # type: ignore[no-untyped-def]
             v = tl.load(v_at, mask=(cv < V_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_at)
-        top, total, acc = update(q, k, v, top, total, acc, t, hi, at, scale, SEEN, WINDOW, SOFTCAP, COMPUTE)
+        top, total, acc = update(
+            q, k, v, top, total, acc, t, hi, at, slope, scale, SEEN, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
+        )  # fmt: skip
     return top, total, acc
+
+
+@triton.jit
+def slope_of(slopes, head, inside, scale, ALIBI: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return what the logits of each row lose with distance, before their scale; zeros without ALIBI."""
+    slope = tl.zeros(head.shape, tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=inside, other=0.0) / scale
+    return slope
 
 
 @triton.jit
@@ -133,13 +150,13 @@ def _owner(q_starts, row, num_seqs):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])
 def decode(  # type: ignore[no-untyped-def]
-    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
+    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
     num_seqs, q_stride, table_stride, scale,
     BY_ROW: tl.constexpr, SPLITS: tl.constexpr, PREFETCH: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr,
-    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    COMPUTE: tl.constexpr, PDL: tl.constexpr,
+    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows of the batch, kv heads, splits); without BY_ROW (sequences, kv heads, splits), of which those with one
     row count."""
@@ -168,12 +185,16 @@ def decode(  # type: ignore[no-untyped-def]
     lo = 0
     if WINDOW > 0:
         lo = tl.maximum(hi - WINDOW, 0)
+    if CHUNK > 0:
+        lo = tl.maximum(tl.maximum(hi - 1, 0) // CHUNK * CHUNK, lo)
+    last = hi - 1
     share = tl.cdiv(tl.cdiv(hi - lo, SPLITS), BLOCK_N) * BLOCK_N
     lo += split * share
     hi = tl.minimum(lo + share, hi)
 
     member, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     head, inside = kv_head * GROUP + member, member < heads
+    at, slope = last + member * 0, slope_of(slopes, head, inside, scale, ALIBI)
     top = tl.full((BLOCK_M,), NOTHING, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -197,12 +218,12 @@ def decode(  # type: ignore[no-untyped-def]
         k = tl.load(k_at, mask=new & (ck < K_DIM)[None, :], other=k)
         v = tl.load(v_at, mask=new & (cv < V_DIM)[None, :], other=v)
         top, total, acc = update(
-            queries, k, v, top, total, acc, t, hi, member, scale, ENDS, WINDOW, SOFTCAP, COMPUTE
+            queries, k, v, top, total, acc, t, hi, at, slope, scale, ENDS, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
         )  # fmt: skip
         lo += BLOCK_N
     top, total, acc = sweep(
-        queries, top, total, acc, keys, values, pages, lo, hi, member, scale, ENDS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-        BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+        queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, ENDS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
+        BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
     )  # fmt: skip
     out_inside = inside[:, None] & (cv < V_DIM)[None, :]
     if SPLITS > 1:

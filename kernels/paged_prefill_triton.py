@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.kernels.paged_attention_triton import CAUSAL, NOTHING, WHOLE, finish, sweep
+from treadle.kernels.paged_attention_triton import CAUSAL, NOTHING, WHOLE, finish, slope_of, sweep
 
 SEQUENCES = tl.constexpr(128)
 """Sequences that a program looks at together."""
@@ -25,9 +25,9 @@ UNSPLIT = tl.constexpr(1 << 30)
 
 @triton.jit
 def _work(  # type: ignore[no-untyped-def]
-    sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr
+    sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST: tl.constexpr, TOKENS: tl.constexpr, REACH: tl.constexpr
 ):  # fmt: skip
-    """Return how many tiles sequences have, and how many keys a tile of theirs sweeps over at most.
+    """Return how many tiles sequences have, and how many keys a tile of theirs sweeps over at most; a query sees REACH.
 
     The rows past the last sequence form one more, without keys. Sequences with fewer than LEAST queries have no tile.
     """
@@ -36,21 +36,21 @@ def _work(  # type: ignore[no-untyped-def]
     keys = tl.load(kv_lens + sequence, mask=sequence < num_seqs, other=0)
     count = end - first
     mine = (sequence == num_seqs) | ((sequence < num_seqs) & (count >= LEAST))
-    if WINDOW > 0:
-        keys = tl.minimum(keys, TOKENS + WINDOW - 1)
+    if REACH > 0:
+        keys = tl.minimum(keys, TOKENS + REACH - 1)
     return tl.where(mine, tl.cdiv(count, TOKENS), 0), keys
 
 
 @triton.jit
 def _share(  # type: ignore[no-untyped-def]
     q_starts, kv_lens, num_rows, num_seqs, most, least_keys,
-    KV_HEADS: tl.constexpr, LEAST: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr, LEAST: tl.constexpr, TOKENS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Return of how many keys at least a split is made."""
     keys_in_all = tl.full((), 0, tl.int64)
     for start in range(0, num_seqs + 1, SEQUENCES):
         sequence = start + tl.arange(0, SEQUENCES)
-        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, WINDOW)
+        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, REACH)
         keys_in_all += tl.sum(tiles.to(tl.int64) * keys, 0)
     return tl.maximum(tl.cdiv(keys_in_all * KV_HEADS, most), least_keys).to(tl.int32)
 
@@ -58,7 +58,7 @@ def _share(  # type: ignore[no-untyped-def]
 @triton.jit
 def _find(  # type: ignore[no-untyped-def]
     item, share, q_starts, kv_lens, num_rows, num_seqs,
-    PARTS: tl.constexpr, KV_HEADS: tl.constexpr, LEAST: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    PARTS: tl.constexpr, KV_HEADS: tl.constexpr, LEAST: tl.constexpr, TOKENS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Return (sequence of an item of work, its number among those of the sequence, splits in the workspace that belong
     to sequences before, items in all).
@@ -68,7 +68,7 @@ def _find(  # type: ignore[no-untyped-def]
     sequence, first, places, items = 0, 0, 0, 0
     for start in range(0, num_seqs + 1, SEQUENCES):
         tiles, keys = _work(
-            start + tl.arange(0, SEQUENCES), q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, WINDOW
+            start + tl.arange(0, SEQUENCES), q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, REACH
         )  # fmt: skip
         splits = tl.maximum(keys // share, 1)
         amount = tiles * splits * KV_HEADS
@@ -87,11 +87,11 @@ def _find(  # type: ignore[no-untyped-def]
 @triton.jit
 def _tile(  # type: ignore[no-untyped-def]
     sequence, tile, kv_head, split, splits, place, q, out, partial, stats, arena, page_table, q_starts, kv_lens,
-    layer_offset, sinks, num_rows, num_seqs, q_stride, table_stride, scale,
+    layer_offset, sinks, slopes, num_rows, num_seqs, q_stride, table_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr,
-    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Do one split of one tile; it goes to ``place`` in the workspace where there are others."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -103,7 +103,7 @@ def _tile(  # type: ignore[no-untyped-def]
     row, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     token, head = begin + row // GROUP, kv_head * GROUP + row % GROUP
     inside = (row < TOKENS * GROUP) & (token < count)
-    at = length - count + token
+    at, slope = length - count + token, slope_of(slopes, head, inside, scale, ALIBI)
     q_at = q + ((first + token).to(tl.int64) * q_stride + head * K_DIM)[:, None] + ck[None, :]
     queries = tl.load(q_at, mask=inside[:, None] & (ck < K_DIM)[None, :], other=0.0).to(COMPUTE)
     offset = tl.multiple_of(tl.load(layer_offset) // (256 // UNIT), ALIGNMENT)
@@ -115,22 +115,24 @@ def _tile(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
     hi = tl.minimum(length - count + begin + TOKENS, length)
     lo = 0
+    if CHUNK > 0:
+        lo = tl.maximum(length - count + begin, 0) // CHUNK * CHUNK
     if WINDOW > 0:
-        lo = tl.maximum(length - count + begin - (WINDOW - 1), 0)
+        lo = tl.maximum(length - count + begin - (WINDOW - 1), lo)
     share = tl.cdiv(tl.cdiv(tl.maximum(hi - lo, 0), splits), BLOCK_N) * BLOCK_N
     lo += split * share
     hi = tl.minimum(lo + share, hi)
-    if WINDOW == 0:
+    if WINDOW == 0 and CHUNK == 0:
         whole = tl.maximum(length - count + begin + 1, 0) // BLOCK_N * BLOCK_N
         whole = tl.maximum(tl.minimum(whole, hi // BLOCK_N * BLOCK_N), lo)
         top, total, acc = sweep(
-            queries, top, total, acc, keys, values, pages, lo, whole, at, scale, WHOLE, K_DIM, V_DIM, BLOCK_K,
-            BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+            queries, top, total, acc, keys, values, pages, lo, whole, at, slope, scale, WHOLE, K_DIM, V_DIM,
+            BLOCK_K, BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
         )  # fmt: skip
         lo = whole
     top, total, acc = sweep(
-        queries, top, total, acc, keys, values, pages, lo, hi, at, scale, CAUSAL, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-        BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+        queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, CAUSAL, K_DIM, V_DIM, BLOCK_K,
+        BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
     )  # fmt: skip
     result_inside = inside[:, None] & (cv < V_DIM)[None, :]
     if splits > 1:
@@ -146,12 +148,13 @@ def _tile(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "tiles", "most", "least_keys", "table_stride"])
 def prefill(  # type: ignore[no-untyped-def]
-    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
+    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
     tiles, most, least_keys, num_rows, num_seqs, q_stride, table_stride, scale,
     WALK: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, REACH: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
+    COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: any number of programs that take turns at the work there is (WALK); else ``tiles`` x kv heads, unsplit.
 
@@ -163,27 +166,27 @@ def prefill(  # type: ignore[no-untyped-def]
         share = UNSPLIT
         if SPLIT:
             share = _share(
-                q_starts, kv_lens, num_rows, num_seqs, most, least_keys, KV_HEADS, LEAST, TOKENS, WINDOW
+                q_starts, kv_lens, num_rows, num_seqs, most, least_keys, KV_HEADS, LEAST, TOKENS, REACH
             )  # fmt: skip
         _, _, _, items = _find(
-            -1, share, q_starts, kv_lens, num_rows, num_seqs, 0, KV_HEADS, LEAST, TOKENS, WINDOW
+            -1, share, q_starts, kv_lens, num_rows, num_seqs, 0, KV_HEADS, LEAST, TOKENS, REACH
         )  # fmt: skip
         if PDL:
             gdc_wait()
             gdc_launch_dependents()
         for item in range(tl.program_id(0), items, tl.num_programs(0)):
             sequence, number, places, _ = _find(
-                item, share, q_starts, kv_lens, num_rows, num_seqs, 0, KV_HEADS, LEAST, TOKENS, WINDOW
+                item, share, q_starts, kv_lens, num_rows, num_seqs, 0, KV_HEADS, LEAST, TOKENS, REACH
             )  # fmt: skip
-            count, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, WINDOW)
+            count, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, REACH)
             splits = tl.maximum(keys // share, 1)
             # Neighbours share a head's keys in the L2 cache; late queries, which see most keys, go first.
             tile, piece = count - 1 - number % count, number // count
             _tile(
                 sequence, tile, piece // splits, piece % splits, splits, places + number, q, out, partial, stats,
-                arena, page_table, q_starts, kv_lens, layer_offset, sinks, num_rows, num_seqs, q_stride, table_stride,
-                scale, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT,
-                WINDOW, SOFTCAP, HAS_SINKS, COMPUTE,
+                arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes, num_rows, num_seqs, q_stride,
+                table_stride, scale, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT,
+                ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI, HAS_SINKS, COMPUTE,
             )  # fmt: skip
     else:
         if PDL:
@@ -199,12 +202,13 @@ def prefill(  # type: ignore[no-untyped-def]
             else:
                 above = middle
         tile -= tl.load(q_starts + sequence) // TOKENS + sequence
-        count, _ = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, WINDOW)
+        count, _ = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, REACH)
         if tile < count:
             _tile(
                 sequence, tile, item // tiles, 0, 1, 0, q, out, partial, stats, arena, page_table, q_starts, kv_lens,
-                layer_offset, sinks, num_rows, num_seqs, q_stride, table_stride, scale, HEADS, KV_HEADS, K_DIM, V_DIM,
-                BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, SOFTCAP, HAS_SINKS, COMPUTE,
+                layer_offset, sinks, slopes, num_rows, num_seqs, q_stride, table_stride, scale, HEADS, KV_HEADS, K_DIM,
+                V_DIM, BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI,
+                HAS_SINKS, COMPUTE,
             )  # fmt: skip
 
 
@@ -212,7 +216,7 @@ def prefill(  # type: ignore[no-untyped-def]
 def join(  # type: ignore[no-untyped-def]
     partial, stats, out, q_starts, kv_lens, sinks, most, least_keys, num_rows, num_seqs,
     LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_M: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, REACH: tl.constexpr, HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: any number of programs, that take turns at ROWS rows of the tiles that are split, SPLITS splits at a time.
@@ -222,18 +226,18 @@ def join(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     PARTS: tl.constexpr = BLOCK_M // ROWS
-    share = _share(q_starts, kv_lens, num_rows, num_seqs, most, least_keys, KV_HEADS, LEAST, TOKENS, WINDOW)
+    share = _share(q_starts, kv_lens, num_rows, num_seqs, most, least_keys, KV_HEADS, LEAST, TOKENS, REACH)
     _, _, _, items = _find(
-        -1, share, q_starts, kv_lens, num_rows, num_seqs, PARTS, KV_HEADS, LEAST, TOKENS, WINDOW
+        -1, share, q_starts, kv_lens, num_rows, num_seqs, PARTS, KV_HEADS, LEAST, TOKENS, REACH
     )  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         sequence, number, places, _ = _find(
-            item, share, q_starts, kv_lens, num_rows, num_seqs, PARTS, KV_HEADS, LEAST, TOKENS, WINDOW
+            item, share, q_starts, kv_lens, num_rows, num_seqs, PARTS, KV_HEADS, LEAST, TOKENS, REACH
         )  # fmt: skip
-        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, WINDOW)
+        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, LEAST, TOKENS, REACH)
         splits = tl.maximum(keys // share, 1)
         first = tl.load(q_starts + sequence)
         count = tl.load(q_starts + sequence + 1) - first

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.graph.build import BuildOptions, LayerWriter, _ModelBuilder, _write_mlp
+from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext
+from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
 from treadle.graph.spec import Latent, ModelSpec, Moe, Norm, Router, Shared, SpecError
 from treadle.graph.weights import Concat, Leaf, WeightExpr
@@ -53,9 +54,9 @@ def run(op: Moe, tensors: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
         family="test", hidden=C, vocab=9, max_positions=9, embed=None, final_norm=None, head=None, layers=(), rules=()
     )
     shapes = {name: Shape(tuple(tensor.shape)) for name, tensor in tensors.items()}
-    writer = LayerWriter(_ModelBuilder(spec, shapes, BuildOptions(dtype="float32", max_len=9, page_tokens=4)))
+    writer = LayerWriter(ModelContext(spec, shapes, BuildOptions(dtype="float32", max_len=9, page_tokens=4)))
     streams = (writer.stream("x", C), writer.stream("h", C))
-    made = write_moe(writer, op, *streams, "layers.0.mlp", "mlp", _write_mlp)
+    made = write_moe(writer, op, *streams, "layers.0.mlp", "mlp", write_mlp)
     body = writer.finish("moe", {"y": made})
     given: dict[str, Any] = {"x": x, "h": h, **{name: load(expr, tensors) for name, expr in writer.bound.items()}}
     (y,) = body.function()(*(given[node.name] for node in body.placeholders))
