@@ -65,6 +65,10 @@ class BodyWriter:
         """Append a view; -1 stands for the token dim."""
         return self.call(torch.ops.aten.view.default, x, list(shape), label=label)
 
+    def choose(self, x: Node, dim: int, places: Node, label: str) -> Node:
+        """Append the choice of the slices of ``dim`` that ``places`` lists."""
+        return self.call(torch.ops.aten.index_select.default, x, dim, places, label=label)
+
     def item(self, x: Node, index: int, label: str) -> Node:
         """Append the choice of one result of a call that returns several."""
         return self.call(operator.getitem, x, index, label=label)

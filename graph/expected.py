@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, SpecError, Sub
+from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, Op, SpecError, Sub
 
 
 @dataclass(frozen=True)
@@ -27,27 +27,49 @@ def expected(spec: ModelSpec) -> dict[str, Expected]:
 
     Raises: SpecError for an op whose weights are not known.
     """
-    wanted: dict[str, Expected] = {"embed.weight": Expected((spec.vocab, spec.hidden), "embedding")}
+    wanted = _embed(spec)
     wanted |= _norm("embed.norm", spec.embed.norm, spec.hidden)
     for layer in spec.layers:
         for sub in layer.subs:
             wanted.update(_sub(f"layers.{layer.index}.{sub.name}", sub, spec.hidden))
     wanted |= _norm("final_norm", spec.final_norm, spec.hidden)
     if not spec.head.tied:
-        wanted["head.weight"] = Expected((spec.vocab, spec.hidden))
+        wanted["head.weight"] = Expected((spec.vocab, spec.embed.width or spec.hidden))
     wanted["head.bias"] = Expected((spec.vocab,), "bias", spec.head.bias)
+    return wanted
+
+
+def _embed(spec: ModelSpec) -> dict[str, Expected]:
+    embed = spec.embed
+    wanted = {"embed.weight": Expected((spec.vocab, embed.width or spec.hidden), "embedding")}
+    if embed.width:
+        wanted["embed.project.weight"] = Expected((spec.hidden, embed.width))
+        wanted["head.project.weight"] = Expected((embed.width, spec.hidden))
+    if embed.positions is not None and embed.positions.kind == "learned":
+        rows = spec.max_positions + embed.positions.offset
+        wanted["embed.positions"] = Expected((rows, spec.hidden), "embedding")
     return wanted
 
 
 def _sub(path: str, sub: Sub, hidden: int) -> Iterator[tuple[str, Expected]]:
     for name in ("pre", "post", "post_residual"):
         yield from _norm(f"{path}.{name}", getattr(sub, name), hidden).items()
-    match sub.op:
-        case Attention() as op:
+    if sub.op is not None:
+        yield from _op(path, sub.op, hidden)
+    for branch in sub.branches:
+        beside = f"{path.rpartition('.')[0]}.{branch.name}"
+        for name in ("pre", "post"):
+            yield from _norm(f"{beside}.{name}", getattr(branch, name), hidden).items()
+        yield from _op(beside, branch.op, hidden)
+
+
+def _op(path: str, op: Op, hidden: int) -> Iterator[tuple[str, Expected]]:
+    match op:
+        case Attention():
             yield from _attention(path, op, hidden)
-        case Mlp() as op:
+        case Mlp():
             yield from _mlp(path, op, hidden)
-        case Moe() as op:
+        case Moe():
             yield from _moe(path, op, hidden)
         case other:
             raise SpecError(
@@ -55,25 +77,19 @@ def _sub(path: str, sub: Sub, hidden: int) -> Iterator[tuple[str, Expected]]:
             )
 
 
-def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Expected]]:
-    widths = {"q": op.heads * op.head_dim, "k": op.kv_heads * op.head_dim, "v": op.kv_heads * op.v_head_dim}
-    for name, width in widths.items():
-        yield from _linear(f"{path}.{name}", width, hidden, op.bias)
-    if op.qk_norm is not None:
-        for name in ("q", "k"):
-            width = widths[name] if op.qk_norm.scope == "full" else op.head_dim
-            yield from _norm(f"{path}.{name}_norm", op.qk_norm, width).items()
-    if op.sinks:
-        yield f"{path}.sinks", Expected((op.heads,), "bias")
-    yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
-
-
 def _mlp(path: str, op: Feedforward, hidden: int) -> Iterator[tuple[str, Expected]]:
     inner = op.intermediate or -1
     for name in ("gate", "up") if op.gated else ("up",):
         yield from _linear(f"{path}.{name}", inner, hidden, op.bias)
+    if op.act == "xielu":
+        for name in XIELU:
+            yield f"{path}.{name}", Expected(XIELU[name], "bias")
     yield from _norm(f"{path}.inner_norm", op.inner_norm, inner).items()
     yield from _linear(f"{path}.down", hidden, inner, op.bias)
+
+
+XIELU: Mapping[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+"""The learned parameters of xIELU, as files hold them."""
 
 
 def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
@@ -107,16 +123,37 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
     yield from _norm(f"{path}.expert_post", op.post, hidden).items()
 
 
+def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Expected]]:
+    widths = {"q": op.heads * op.head_dim, "k": op.kv_heads * op.head_dim, "v": op.kv_heads * op.v_head_dim}
+    for name in "qk" if op.v_from_k else "qkv":
+        yield from _linear(f"{path}.{name}", widths[name], hidden, op.bias)
+    if op.qk_norm is not None:
+        heads = {"q": op.heads, "k": op.kv_heads}
+        for name in ("q", "k"):
+            shapes = {"full": (widths[name],), "head": (op.head_dim,), "each_head": (heads[name], op.head_dim)}
+            yield from _norm(f"{path}.{name}_norm", op.qk_norm, *shapes[op.qk_norm.scope]).items()
+    yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
+    yield from _norm(f"{path}.out_norm", op.out_norm, op.heads * op.v_head_dim).items()
+    if op.sinks:
+        yield f"{path}.sinks", Expected((op.heads,), "bias")
+    for name in ("lq1", "lk1", "lq2", "lk2") if op.diff is not None else ():
+        yield f"{path}.{name}", Expected((op.head_dim,), "bias")
+    if op.gate is not None:
+        width = op.heads if op.gate.per == "head" else op.heads * op.v_head_dim
+        yield from _linear(f"{path}.gate", width, hidden, False)
+    yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
+
+
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:
     yield f"{path}.weight", Expected((rows, columns))
     yield f"{path}.bias", Expected((rows,), "bias", bias)
 
 
-def _norm(path: str, norm: Norm | None, width: int) -> Mapping[str, Expected]:
+def _norm(path: str, norm: Norm | None, *shape: int) -> Mapping[str, Expected]:
     if norm is None or norm.kind == "l2":
         return {}
     kind = "norm_minus_one" if norm.plus_one else "norm"
     return {
-        f"{path}.weight": Expected((width,), kind, norm.weight),
-        f"{path}.bias": Expected((width,), "bias", norm.bias),
+        f"{path}.weight": Expected(shape, kind, norm.weight),
+        f"{path}.bias": Expected(shape, "bias", norm.bias),
     }

@@ -53,6 +53,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "any": any,
     "sqrt": math.sqrt,
     "log": math.log,
+    "exp": math.exp,
 }
 _METHODS = ("get", "index")
 

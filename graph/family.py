@@ -6,6 +6,8 @@ another: maps merge, lists replace (a child's ``weights`` rules come first), ``_
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +88,7 @@ def family_for(config: Mapping[str, Any], search: Sequence[Path] = ()) -> str:
         if kind in families:
             return kind
     for family in families:
-        if set(wanted) & set(_read(family, search).get("model_types") or ()):
+        if set(wanted) & set(_other_names(family, search)):
             return family
     for name in config.get("architectures") or () if not wanted else ():
         stem = str(name).removesuffix("ForCausalLM").lower()
@@ -174,7 +176,7 @@ def _rule(data: Any, where: str, tree: Mapping[str, Any]) -> Rule:
 
 def _read(family: str, search: Sequence[Path], children: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a description merged over the ones it extends, interpolations still in place."""
-    found = next((path for folder in (*search, FAMILIES) if (path := folder / f"{family}.yaml").is_file()), None)
+    found = _find(family, search)
     if found is None:
         families = known_families(search)
         raise SpecError(
@@ -186,13 +188,7 @@ def _read(family: str, search: Sequence[Path], children: tuple[str, ...] = ()) -
         )
     if family in children:
         raise SpecError(f"extends itself through {' -> '.join(children)}", key="extends", value=family)
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(found), resolve=False)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise SpecError(f"not readable as YAML: {error}", key=str(found)) from None
-    if not isinstance(tree, dict):
-        raise SpecError("a description is a map", key=str(found))
-    child: dict[str, Any] = {str(key): value for key, value in tree.items()}
+    child = copy.deepcopy(_parse(found, found.stat().st_mtime_ns))
     parent = child.pop("extends", None)
     if parent is None:
         return {key: _strip_marks(value) for key, value in child.items()}
@@ -201,12 +197,38 @@ def _read(family: str, search: Sequence[Path], children: tuple[str, ...] = ()) -
     return _merge(base, child)
 
 
+def _find(family: str, search: Sequence[Path]) -> Path | None:
+    return next((path for folder in (*search, FAMILIES) if (path := folder / f"{family}.yaml").is_file()), None)
+
+
+def _other_names(family: str, search: Sequence[Path]) -> Sequence[str]:
+    """Return the model types that a family names beside its own; files that name none are not parsed."""
+    found = _find(family, search)
+    if found is None or b"model_types" not in found.read_bytes():
+        return ()
+    return _parse(found, found.stat().st_mtime_ns).get("model_types") or ()
+
+
+@functools.cache
+def _parse(path: Path, written: int) -> dict[str, Any]:  # noqa: ARG001  (a file changed since is another one)
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise SpecError(f"not readable as YAML: {error}", key=str(path)) from None
+    if not isinstance(tree, dict):
+        raise SpecError("a description is a map", key=str(path))
+    return {str(key): value for key, value in tree.items()}
+
+
 def _merge(base: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
     """Lay ``child`` over ``base`` in place and return ``base``."""
     for key, value in child.items():
         below = base.get(key)
         if key == "weights":
             base[key] = [*value, *(below or [])]
+        elif key == "config":
+            # a child's fills come first too: those of its parent may read them
+            base[key] = {**value, **{name: text for name, text in (below or {}).items() if name not in value}}
         elif key == "variants":
             base[key] = [*(below or []), *value]
         elif isinstance(value, dict) and isinstance(below, dict) and not value.get("_replace_"):

@@ -11,8 +11,9 @@ class Feedforward(Data, frozen=True, kw_only=True):
     """The fields that dense and expert feed-forwards share."""
 
     gated: bool = True
-    act: Literal[Activation, "swiglu_oai", "situ"] = "silu"
-    """swiglu_oai (alpha, limit) and situ (beta, linear_beta) are functions of gate and up, for experts only"""
+    act: Literal[Activation, "xielu", "swiglu_oai", "situ"] = "silu"
+    """xielu has learned parameters, in dense feed-forwards without a gate; swiglu_oai (alpha, limit) and situ (beta,
+    linear_beta) are functions of gate and up, for experts only"""
     intermediate: Count = 0
     """channels of gate and up; 0: taken from the tensors"""
     bias: bool = False

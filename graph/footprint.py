@@ -22,10 +22,10 @@ LOGPROB_ROWS = 32
 """Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
 SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
 """What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
-
-
 EXPERTS = "experts"
 """How rows begin whose weights only some tokens visit."""
+
+
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
 on an H200: 225 against 700 TFLOP/s."""
@@ -42,8 +42,12 @@ class MemoryRow:
 
 
 def ops(spec: ModelSpec) -> Iterator[Op]:
-    """Return the op of every sublayer of every layer."""
-    return (sub.op for layer in spec.layers for sub in layer.subs if sub.op is not None)
+    """Return the ops of every sublayer of every layer."""
+    for layer in spec.layers:
+        for sub in layer.subs:
+            if sub.op is not None:
+                yield sub.op
+            yield from (branch.op for branch in sub.branches)
 
 
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
@@ -54,7 +58,7 @@ def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
 def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
     """Return the paged keys and values of all attention layers, in layer order."""
     layers = [
-        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.v_head_dim)
+        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
         for op in ops(spec)
         if isinstance(op, Attention) and op.kv_from is None
     ]
@@ -126,10 +130,22 @@ def table_rows(
             MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
             for table in rope_tables(spec)
         ),
+        *_position_rows(spec, kv.dtype, max_len),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
         MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
+
+
+def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[MemoryRow]:
+    """Return the tables of positions that are computed, other than rope's."""
+    positions = spec.embed.positions
+    if positions is not None and positions.kind == "sinusoidal":
+        rows = max_len + positions.offset
+        yield MemoryRow("tables", f"position vectors, {rows} x {spec.hidden}", rows * spec.hidden * ITEM_BYTES[dtype])
+    slopes = {(op.heads, op.alibi, op.scale) for op in ops(spec) if isinstance(op, Attention) and op.alibi is not None}
+    if slopes:
+        yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
 
 
 def workspace_rows(
@@ -176,8 +192,9 @@ def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
     """Return every mixture of experts and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
-            if isinstance(sub.op, Moe):
-                yield f"layers.{layer.index}.{sub.name}", sub.op
+            for part in (sub, *sub.branches):
+                if isinstance(part.op, Moe):
+                    yield f"layers.{layer.index}.{part.name}", part.op
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:

@@ -62,9 +62,21 @@ class Relative(Data, frozen=True, kw_only=True):
 
 
 class Differential(Data, frozen=True, kw_only=True):
-    """The difference of two attentions, normalised."""
+    """(1 - init) rms(a1 - lambda a2): the attentions of the two halves of the heads, over pairs of values.
 
+    lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + init, from weights of those names.
+    """
+
+    init: Real
     eps: Positive = 1e-6
+
+
+class Alibi(Data, frozen=True, kw_only=True):
+    """Scores lowered by distance, each head by its own slope: 2 ** (-max_bias / H * (h + 1)) for powers of two."""
+
+    max_bias: Positive = 8.0
+    scaled: bool = False
+    """slopes are multiplied by the scale of the scores too (falcon)"""
 
 
 class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"):
@@ -85,6 +97,7 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
     window: Count = 0
     """a query sees keys at distance < window; 0: all"""
     chunk: Count = 0
+    """a query sees keys of its own span of so many positions; 0: all"""
     scale: Magnitude = 0.0
     """0 becomes head_dim ** -0.5"""
     softcap: Magnitude = 0.0
@@ -93,7 +106,7 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
     out_norm: Norm | None = None
     gate: Gate | None = None
     sinks: bool = False
-    alibi: Literal["plain", "prescale"] | None = None
+    alibi: Alibi | None = None
     clip: Magnitude = 0.0
     q_temperature: Temperature | None = None
     k_scale: Real = 1.0
@@ -119,6 +132,15 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.rope is not None and self.rope.dim > self.head_dim:
             raise ValueError(f"rope turns {self.rope.dim} channels of {self.head_dim}")
+        if self.diff is not None and (self.heads % 2 or self.kv_heads % 2):
+            raise ValueError("a differential attention needs an even number of heads and kv_heads")
+        if self.v_from_k and self.v_head_dim != self.head_dim:
+            raise ValueError(f"values are keys, so v_head_dim {self.v_head_dim} must be head_dim {self.head_dim}")
+
+    @property
+    def cached_v_dim(self) -> int:
+        """Channels of a value as the cache holds it; a differential attention keeps pairs of values."""
+        return self.v_head_dim * (1 if self.diff is None else 2)
 
 
 class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):

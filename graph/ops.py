@@ -23,6 +23,8 @@ NAMESPACE = torch.ops.treadle
 SCHEMAS: dict[str, str] = {
     # ids [T] int64, weight [V, C] -> [T, C]; the scale is rounded to the weight's dtype first (gemma)
     "embed": "(Tensor ids, Tensor weight, float scale=1.0) -> Tensor",
+    # x [T, C] + table[positions + offset]; positions [T] int64, table [L, C]; a negative position reads row `offset`
+    "add_positions": "(Tensor x, Tensor positions, Tensor table, int offset=0) -> Tensor",
     # x [..., K], weight [N, K], bias [N] -> [..., N]
     "linear": "(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
     # over the last dim, computed in fp32; cast "after": x is cast to its dtype, then multiplied by the weight (llama);
@@ -37,6 +39,8 @@ SCHEMAS: dict[str, str] = {
     # alpha * residual + beta * linear(x, weight, bias)
     "linear_add": "(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float alpha=1.0, float beta=1.0) -> Tensor",
     "activation": "(Tensor x, str act) -> Tensor",
+    # an activation with four learned parameters, of one element each
+    "xielu": "(Tensor x, Tensor alpha_p, Tensor alpha_n, Tensor beta, Tensor eps) -> Tensor",
     # act(gate) * up
     "act_mul": "(Tensor gate, Tensor up, str act) -> Tensor",
     # act(x[..., :n]) * x[..., n:], n = half of the last dim
@@ -50,10 +54,19 @@ SCHEMAS: dict[str, str] = {
     # the first (at "head") or the last ("tail"); layout "half" | "interleaved" | "half_neg"
     "rope": "(Tensor x, Tensor positions, Tensor table, str layout='half', str at='head', bool inverse=False)"
     " -> Tensor",
+    # q [T, H, D] times 1 + beta * log(1 + floor((position + shift) / length))
+    "q_temperature": "(Tensor q, Tensor positions, float beta, int length, int shift=0) -> Tensor",
+    # x [T, H, D] times act(gate [T, H])
+    "gate_heads": "(Tensor x, Tensor gate, str act) -> Tensor",
+    # x [T, H, D] -> [T, H / 2, D]: (1 - init) * rms(first half of the heads - lambda * second half)
+    "differential": "(Tensor x, Tensor lq1, Tensor lk1, Tensor lq2, Tensor lk2, float init, float eps) -> Tensor",
     # q [T, H, Dk], k [T, K, Dk], v [T, K, Dv], kv [B, L, K, Dk + Dv] -> [T, H, Dv]; causal over each sequence's
-    # history; window 0 = unlimited, else a query sees keys at distance < window; sinks [H] are extra logits
+    # history; window 0 = unlimited, else a query sees keys at distance < window; sinks [H] are extra logits;
+    # chunk 0 = off, else a query sees keys of its own span of `chunk` positions; slopes [H] fp32 (ALiBi): a logit is
+    # lowered by slope * distance
     "attention": "(Tensor q, Tensor k, Tensor v, Tensor(a!) kv, Tensor seq_ids, Tensor positions, Tensor q_starts,"
-    " Tensor kv_lens, Tensor? sinks, float scale, int window=0, float softcap=0.0) -> Tensor",
+    " Tensor kv_lens, Tensor? sinks, float scale, int window=0, float softcap=0.0, int chunk=0,"
+    " Tensor? slopes=None) -> Tensor",
     # k [T, K, Dk], v [T, K, Dv] -> arena bytes, at page_table[seq_ids, positions // page_tokens] * 256 + layer_offset
     "cache_write": "(Tensor k, Tensor v, Tensor(a!) arena, Tensor page_table, Tensor seq_ids, Tensor positions,"
     " Tensor layer_offset, int page_tokens) -> ()",
@@ -69,7 +82,7 @@ SCHEMAS: dict[str, str] = {
     # q [T, H, Dk] over the pages of each sequence -> [T, H, Dv]; pages hold q's dtype
     "paged_attention": "(Tensor q, Tensor arena, Tensor page_table, Tensor q_starts, Tensor kv_lens,"
     " Tensor layer_offset, Tensor? sinks, int page_tokens, int kv_heads, int v_dim, float scale, int window=0,"
-    " float softcap=0.0) -> Tensor",
+    " float softcap=0.0, int chunk=0, Tensor? slopes=None) -> Tensor",
     # weight int8 [N, K], scale [N, K / group] float32: w = weight * scale, group along K
     "linear_int8": "(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int group) -> Tensor",
     # rows of an int8 table as `dtype`, times scale_out rounded to it
@@ -142,6 +155,10 @@ def _norm_gated_linear(
     return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)
 
 
+def _differential(x: Tensor, *_: object, **__: object) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2, x.shape[2])
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
 
@@ -182,17 +199,22 @@ def _route(
 
 SHAPES: dict[str, Callable[..., object]] = {
     "embed": _embed,
+    "add_positions": _same,
     "linear": _linear,
     "norm": _same,
     "add": _same,
     "add_norm": _add_norm,
     "activation": _same,
+    "xielu": _same,
     "act_mul": _same,
     "gated_activation": _gated,
     "linear_add": _linear,
     "norm_gated_linear": _norm_gated_linear,
     "affine": _same,
     "rope": _same,
+    "q_temperature": _same,
+    "gate_heads": _same,
+    "differential": _differential,
     "attention": _attention,
     "cache_write": _nothing,
     "rope_cache_write": _same,

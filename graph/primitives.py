@@ -64,7 +64,8 @@ class Norm(Data, frozen=True, kw_only=True):
 class QKNorm(Norm, frozen=True, kw_only=True):
     """A normalisation of queries and keys, weights ``q_norm`` and ``k_norm``."""
 
-    scope: Literal["head", "full"] = "head"
+    scope: Literal["head", "each_head", "full"] = "head"
+    """over a head with one weight for all of them, with a weight for each, or over all heads together"""
     after_rope: bool = False
 
 
@@ -94,7 +95,11 @@ class RopeTable(Data, frozen=True, kw_only=True):
 
     dim: Even
     theta: Positive = 10000.0
+    rounded: bool = True
+    """cosines and sines are rounded to the model's dtype, as most families do; false: they stay float32"""
     scaling: Scaling = Scaling()
+    original_positions: Size | None = None
+    """positions before stretching, where config.json says it outside of the scaling"""
     max_positions: Size | None = None
     """positions the model was made for; dynamic, yarn and longrope ask for it"""
 
@@ -128,7 +133,7 @@ class RopeTable(Data, frozen=True, kw_only=True):
     @property
     def original(self) -> int:
         """Positions before stretching, 0 if nothing says; files that leave it out mean the maximum."""
-        return self.scaling.original_max_position_embeddings or self.max_positions or 0
+        return self.scaling.original_max_position_embeddings or self.original_positions or self.max_positions or 0
 
     @property
     def factor(self) -> float:

@@ -14,6 +14,7 @@ import msgspec
 
 from treadle.graph.feedforward import Feedforward, Groups, Latent, Mlp, Moe, Router, Shared
 from treadle.graph.mixers import (
+    Alibi,
     Attention,
     Compress,
     CompressIndex,
@@ -48,6 +49,7 @@ from treadle.graph.primitives import (
 )
 
 __all__ = [
+    "Alibi",
     "Attention",
     "Branch",
     "Compress",
@@ -118,7 +120,9 @@ class Positions(Data, frozen=True, kw_only=True):
 
     kind: Literal["learned", "sinusoidal"] = "learned"
     offset: Count = 0
+    """row of the table that position 0 has"""
     endpoint: bool = True
+    """sinusoidal: whether the slowest wave is theta long (xglm), or a step less (ctrl)"""
 
 
 class Embed(Data, frozen=True, kw_only=True):
@@ -128,7 +132,8 @@ class Embed(Data, frozen=True, kw_only=True):
     """rounded to the weight's dtype before the product"""
     norm: Norm | None = None
     positions: Positions | None = None
-    project: bool = False
+    width: Count = 0
+    """channels of the table, where they are not those of the hidden state: projected behind it and before the head"""
 
 
 class Head(Data, frozen=True, kw_only=True):

@@ -20,52 +20,44 @@ VIEWS = frozenset(
 )
 """Calls that move, choose or convert but do not compute; they stand at every level as they are."""
 
+POINTWISE = frozenset(
+    [
+        "embed",
+        "add_positions",
+        "linear",
+        "norm",
+        "add",
+        "activation",
+        "xielu",
+        "act_mul",
+        "affine",
+        "rope",
+        "q_temperature",
+        "gate_heads",
+        "differential",
+        "linear_int8",
+        "embed_int8",
+        "route",
+        "experts",
+        "experts_int8",
+        "identity_experts",
+    ]
+)
+"""Ops that look at each token alone; they stand at both levels."""
+
 LEVEL_OPS = {
-    Level.MODEL: frozenset(
-        [
-            "embed",
-            "linear",
-            "norm",
-            "add",
-            "activation",
-            "act_mul",
-            "affine",
-            "rope",
-            "attention",
-            "linear_int8",
-            "embed_int8",
-            "route",
-            "experts",
-            "experts_int8",
-            "identity_experts",
-        ]
-    ),
-    Level.SHARDED: frozenset(
-        [
-            "embed",
-            "linear",
-            "norm",
-            "add",
-            "add_norm",
-            "activation",
-            "act_mul",
-            "gated_activation",
-            "linear_add",
-            "norm_gated_linear",
-            "affine",
-            "rope",
-            "cache_write",
-            "rope_cache_write",
-            "norm_rope_cache_write",
-            "paged_attention",
-            "linear_int8",
-            "embed_int8",
-            "route",
-            "experts",
-            "experts_int8",
-            "identity_experts",
-        ]
-    ),
+    Level.MODEL: POINTWISE | {"attention"},
+    Level.SHARDED: POINTWISE
+    | {
+        "add_norm",
+        "gated_activation",
+        "linear_add",
+        "norm_gated_linear",
+        "cache_write",
+        "rope_cache_write",
+        "norm_rope_cache_write",
+        "paged_attention",
+    },
 }
 
 

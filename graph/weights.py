@@ -134,6 +134,8 @@ class RopeRows(_Sized):
 
     table: RopeTable
     rows: int
+    rounding: str = "float32"
+    """the dtype that values are rounded to first"""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -148,7 +150,51 @@ class RopeRows(_Sized):
     @property
     def key(self) -> str:
         """A short text that tells this expression from any other of the same checkpoint."""
-        return f"rope({self.table}, {self.rows})"
+        return f"rope({self.table}, {self.rows}, {self.rounding})"
+
+
+@dataclass(frozen=True)
+class SineRows(_Sized):
+    """Sinusoidal position vectors: [rows, dim], sines then cosines; see graph.rope.sine_rows for ``endpoint``."""
+
+    dim: int
+    rows: int
+    endpoint: bool
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the loaded tensor."""
+        return (self.rows, self.dim)
+
+    @property
+    def key(self) -> str:
+        """A short text that tells this expression from any other of the same checkpoint."""
+        return f"sine({self.dim}, {self.rows}, {self.endpoint}, {self.dtype})"
+
+
+@dataclass(frozen=True)
+class AlibiSlopes(_Sized):
+    """How fast each head's scores fall with distance, times ``factor``: float32 [heads]."""
+
+    heads: int
+    max_bias: float
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the loaded tensor."""
+        return (self.heads,)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the loaded tensor."""
+        return "float32"
+
+    @property
+    def key(self) -> str:
+        """A short text that tells this expression from any other of the same checkpoint."""
+        return f"alibi({self.heads}, {self.max_bias}, {self.factor})"
 
 
 @dataclass(frozen=True)
@@ -173,7 +219,7 @@ class Ints(_Sized):
         return f"ints({', '.join(map(str, self.values))})"
 
 
-WeightExpr = Leaf | Concat | Int8 | Cast | RopeRows | Ints
+WeightExpr = Leaf | Concat | Int8 | Cast | RopeRows | SineRows | AlibiSlopes | Ints
 """Everything that a program's placeholder for a weight may be bound to."""
 
 

@@ -1,7 +1,8 @@
 """attention: causal attention of the MODEL level over a dense history.
 
     kv[b, p] = k ++ v                                    append this step's tokens
-    logit[h, i, j] = cap(scale * q[i, h] . k[j, h // G])  j <= i, i - j < window, j < kv_len; G = H / K
+    logit[h, i, j] = cap(scale * q[i, h] . k[j, h // G] - slope[h] * (i - j))    G = H / K
+        for j <= i, j < kv_len, i - j < window, i // chunk = j // chunk
     p = softmax(logits of j ++ sink[h]);  out[i, h] = sum_j p[j] v[j, h // G]
     cap(x) = softcap * tanh(x / softcap)
 
@@ -18,8 +19,9 @@ from treadle.kernels.registry import register_reference
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float,
+    chunk: int = 0, slopes: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the attention of the queries of one sequence over its keys, in fp32.
 
     Shapes: q [T, H, Dk] at ``positions`` [T]; k [S, K, Dk] and v [S, K, Dv] of positions 0 .. S - 1; result [T, H, Dv].
@@ -29,12 +31,17 @@ def attend(
     group = heads // kv_heads
     queries = q.float().view(num_queries, kv_heads, group, k_dim).permute(1, 2, 0, 3)
     logits = queries @ k.float().permute(1, 2, 0).unsqueeze(1) * scale
+    places = torch.arange(length, device=q.device)
+    distance = positions.view(-1, 1) - places
+    if slopes is not None:
+        logits = logits - slopes.float().view(kv_heads, group, 1, 1) * distance
     if softcap:
         logits = torch.tanh(logits / softcap) * softcap
-    distance = positions.view(-1, 1) - torch.arange(length, device=q.device)
     visible = distance >= 0
     if window:
         visible &= distance < window
+    if chunk:
+        visible &= positions.view(-1, 1) // chunk == places // chunk
     logits = logits.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         extra = sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
@@ -57,6 +64,8 @@ def attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Append keys and values to ``kv``, then return the attention of every query over its sequence's history.
 
@@ -74,8 +83,9 @@ def attention(
             continue
         history = kv[sequence, :length]
         out[rows] = attend(
-            q[rows], history[..., :k_dim], history[..., k_dim:], positions[rows], sinks, scale, window, softcap
-        ).to(q.dtype)
+            q[rows], history[..., :k_dim], history[..., k_dim:], positions[rows], sinks, scale, window, softcap, chunk,
+            slopes,
+        ).to(q.dtype)  # fmt: skip
     return out
 
 

@@ -34,12 +34,13 @@ struct Problem {
     int64_t q_stride;
     void* out;
     const float* sinks;
+    const float* slopes;
     Pages pages;
     const int32_t* q_starts;
     const int32_t* kv_lens;
     int64_t heads, group;
     float scale, softcap;
-    int64_t window;
+    int64_t window, chunk;
 };
 
 // A unit of work.
@@ -57,10 +58,16 @@ struct Merge {
 };
 
 INLINE int64_t first_visible(const Problem& p, int64_t position) {
-    return p.window ? most(0, position - p.window + 1) : 0;
+    const int64_t in_window = p.window ? most(0, position - p.window + 1) : 0;
+    return p.chunk ? most(in_window, position / p.chunk * p.chunk) : in_window;
 }
 
-INLINE V capped(const Problem& p, V logit) {
+// The logits of 16 keys from `key` on, for a query head at `position`: lowered by distance, then capped.
+INLINE V biased(const Problem& p, V logit, int64_t head, int64_t position, int64_t key) {
+    if (p.slopes) {
+        const V lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        logit -= splat(p.slopes[head]) * (splat(float(position - key)) - lane);
+    }
     return p.softcap > 0 ? hyperbolic_tangent(logit / splat(p.softcap)) * splat(p.softcap) : logit;
 }
 
@@ -220,7 +227,8 @@ void decode_unit(const Problem& p, const Unit& unit, float* partials) {
         const int64_t from = first_visible(p, position) - low, to = position + 1 - low;
         float* row = logits + r * stride;
         for (int64_t j = 0; j < count; j += LANES)
-            Float32::store(row + j, masked(capped(p, Float32::load(row + j)), j, from, least(to, count)));
+            Float32::store(row + j, masked(biased(p, Float32::load(row + j), unit.head * p.group + r % p.group, position,
+                                                  low + j), j, from, least(to, count)));
         soften(row, count, stats[2 * r], stats[2 * r + 1]);
     }
     for (int64_t j = low; j < high;) {
@@ -360,8 +368,9 @@ void prefill_unit(const Problem& p, const Unit& unit) {
                 V x[COLUMNS], top = splat(tops[r + i]);
 #pragma GCC unroll 4
                 for (int c = 0; c < COLUMNS; c++) {
-                    x[c] = masked(capped(p, Float32::load(row + c * LANES)), low + c * LANES,
-                                  first_visible(p, position), position + 1);
+                    x[c] = masked(biased(p, Float32::load(row + c * LANES), unit.head * p.group + (r + i) % p.group,
+                                         position, low + c * LANES),
+                                  low + c * LANES, first_visible(p, position), position + 1);
                     top = maximum(top, x[c]);
                 }
                 const float m = reduce_max(top);
@@ -450,20 +459,21 @@ void run(const Problem& p, int64_t sequences, int64_t tokens, int threads) {
 
 }  // namespace
 
-// q [tokens, heads, k_dim] with row stride q_stride (items), out [tokens, heads, v_dim] contiguous, sinks [heads] fp32 or
-// null. Everything else as in kernels/paged_attention.py.
+// q [tokens, heads, k_dim] with row stride q_stride (items), out [tokens, heads, v_dim] contiguous, sinks and slopes
+// [heads] fp32 or null. Everything else as in kernels/paged_attention.py.
 extern "C" void treadle_paged_attention(int dtype, const void* q, int64_t q_stride, void* out, void* arena,
                                         const int32_t* page_table, int64_t table_stride, const int32_t* q_starts,
                                         const int32_t* kv_lens, const int64_t* layer_offset, const float* sinks,
+                                        const float* slopes,
                                         int64_t sequences, int64_t tokens, int64_t heads, int64_t kv_heads,
                                         int64_t k_dim, int64_t v_dim, int64_t page_tokens, float scale,
-                                        int64_t window, float softcap, int threads) {
+                                        int64_t window, int64_t chunk, float softcap, int threads) {
     with_dtype(dtype, [&](auto e) {
         typedef decltype(e) E;
         const Pages pages{static_cast<char*>(arena), page_table, table_stride, *layer_offset, page_tokens,
                           kv_heads, k_dim, v_dim, sizeof(typename E::item)};
-        const Problem p{q, q_stride, out, sinks, pages, q_starts, kv_lens, heads, heads / kv_heads,
-                        scale, softcap, window};
+        const Problem p{q, q_stride, out, sinks, slopes, pages, q_starts, kv_lens, heads, heads / kv_heads,
+                        scale, softcap, window, chunk};
         run<E>(p, sequences, tokens, threads);
     });
 }

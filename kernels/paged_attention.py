@@ -37,12 +37,14 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Return the attention of every query over its sequence's pages.
 
     Sequences with ``kv_lens`` 0, and rows past the last sequence, give zeros.
     Shapes: q [T, H, Dk]; arena bytes [N] uint8, holding q's dtype; page_table [B, M] int32; q_starts [B + 1] int32;
-    kv_lens [B] int32; layer_offset one int64 (bytes inside a page); sinks [H]; result [T, H, Dv].
+    kv_lens [B] int32; layer_offset one int64 (bytes inside a page); sinks and slopes [H]; result [T, H, Dv].
     """
     out = q.new_zeros(q.shape[0], q.shape[1], v_dim)
     cache = arena.view(q.dtype)
@@ -58,14 +60,16 @@ def paged_attention(
             pages, tokens, layer_offset, page_tokens, kv_heads, q.shape[-1], v_dim, q.element_size()
         )
         positions = torch.arange(length - num_queries, length, device=q.device)
-        out[rows] = attend(q[rows], cache[keys], cache[values], positions, sinks, scale, window, softcap).to(q.dtype)
+        out[rows] = attend(
+            q[rows], cache[keys], cache[values], positions, sinks, scale, window, softcap, chunk, slopes
+        ).to(q.dtype)
     return out
 
 
 @functools.cache
 def _entry() -> Callable[..., None]:
     p, n, i, f = native.POINTER, native.LONG, native.INT, native.FLOAT
-    types = (i, p, n, p, p, p, n, p, p, p, p, n, n, n, n, n, n, n, f, n, f, i)
+    types = (i, p, n, p, p, p, n, p, p, p, p, p, n, n, n, n, n, n, n, f, n, n, f, i)
     return native.function("paged_attention", "treadle_paged_attention", types)
 
 
@@ -83,6 +87,8 @@ def paged_attention_cpp(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Return ``paged_attention``'s result by the C++ kernel. Shapes: as ``paged_attention``."""
     assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
@@ -90,8 +96,8 @@ def paged_attention_cpp(
     q = rows_contiguous(q)
     tokens, heads, k_dim = q.shape
     out = torch.empty((tokens, heads, v_dim), dtype=q.dtype)
-    # Kept by a name until the call is over: its pointer is all that C++ has.
-    extra = None if sinks is None else sinks.float().contiguous()
+    # Kept by names until the call is over: their pointers are all that C++ has.
+    extra, falling = (None if x is None else x.float().contiguous() for x in (sinks, slopes))
     _entry()(
         native.DTYPES[q.dtype],
         q.data_ptr(),
@@ -104,6 +110,7 @@ def paged_attention_cpp(
         kv_lens.data_ptr(),
         layer_offset.data_ptr(),
         None if extra is None else extra.data_ptr(),
+        None if falling is None else falling.data_ptr(),
         kv_lens.shape[0],
         tokens,
         heads,
@@ -113,6 +120,7 @@ def paged_attention_cpp(
         page_tokens,
         scale,
         window,
+        chunk,
         softcap,
         torch.get_num_threads(),
     )

@@ -141,6 +141,8 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
     *,
     pdl: bool = False,
     decode: DecodeTiles | None = None,
@@ -170,7 +172,15 @@ def paged_attention(
         processors=_processors(q.device),
     )
     launch = _Launch(
-        inputs=(arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, q if sinks is None else sinks),
+        inputs=(
+            arena.view(q.dtype),
+            page_table,
+            q_starts,
+            kv_lens,
+            layer_offset,
+            q if sinks is None else sinks,
+            q if slopes is None else slopes,
+        ),
         scale=scale,
         shape=shape,
         constants={
@@ -184,7 +194,9 @@ def paged_attention(
             "UNIT": UNIT_BYTES // shape.item_bytes,
             "ALIGNMENT": alignment(shape.item_bytes, page_tokens, k_dim, v_dim),
             "WINDOW": window,
+            "CHUNK": chunk,
             "SOFTCAP": softcap,
+            "ALIBI": slopes is not None,
             "HAS_SINKS": sinks is not None,
             # The interpreter's bfloat16 arithmetic is wrong.
             "COMPUTE": tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],

@@ -29,15 +29,19 @@ WHOLE, ENDS, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    q, k, v, top, total, acc, t, hi, at, scale,
-    SEEN: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
+    q, k, v, top, total, acc, t, hi, at, slope, scale,
+    SEEN: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Take one block of keys into the running maximum, sum and result of the tile.
 
-    t [N] positions of the keys, those from ``hi`` on are not there; at [M] positions of the queries (CAUSAL).
+    t [N] positions of the keys, those from ``hi`` on are not there; at [M] positions of the queries (CAUSAL or ALIBI);
+    slope [M] what a logit, before its scale, loses with distance (ALIBI).
     """
     log2e: tl.constexpr = 1.4426950408889634
     logit = tl.dot(q, tl.trans(k.to(COMPUTE)), input_precision="ieee")
+    if ALIBI:
+        logit += slope[:, None] * (t[None, :] - at[:, None]).to(tl.float32)
     if SOFTCAP > 0.0:
         x = logit * (scale / SOFTCAP)
         e = tl.exp2(tl.abs(x) * (-2.0 * log2e))
@@ -52,6 +56,8 @@ def _update(  # type: ignore[no-untyped-def]
             seen &= t[None, :] <= at[:, None]
             if WINDOW > 0:
                 seen &= at[:, None] - t[None, :] < WINDOW
+            if CHUNK > 0:
+                seen &= (at // CHUNK)[:, None] == (t // CHUNK)[None, :]
         logit = tl.where(seen, logit * factor, NOTHING)
         new_top = tl.maximum(top, tl.max(logit, 1))
         p = tl.exp2(logit - new_top[:, None])
@@ -66,10 +72,10 @@ def _update(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sweep(  # type: ignore[no-untyped-def]
-    q, top, total, acc, keys, values, pages, lo, hi, at, scale,
+    q, top, total, acc, keys, values, pages, lo, hi, at, slope, scale,
     SEEN: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Take the keys lo .. hi - 1 into the tile; WHOLE: they are a whole number of blocks."""
     ck, cv = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
@@ -95,8 +101,19 @@ def _sweep(  # type: ignore[no-untyped-def]
             v = tl.load(v_at, mask=(cv < V_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_at)
-        top, total, acc = _update(q, k, v, top, total, acc, t, hi, at, scale, SEEN, WINDOW, SOFTCAP, COMPUTE)
+        top, total, acc = _update(
+            q, k, v, top, total, acc, t, hi, at, slope, scale, SEEN, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
+        )  # fmt: skip
     return top, total, acc
+
+
+@triton.jit
+def _slope(slopes, head, inside, scale, ALIBI: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return what the logits of each row lose with distance, before their scale; zeros without ALIBI."""
+    slope = tl.zeros(head.shape, tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=inside, other=0.0) / scale
+    return slope
 
 
 @triton.jit
@@ -133,13 +150,13 @@ def _owner(q_starts, row, num_seqs):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])
 def decode(  # type: ignore[no-untyped-def]
-    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
+    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
     num_seqs, q_stride, table_stride, scale,
     BY_ROW: tl.constexpr, SPLITS: tl.constexpr, PREFETCH: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr,
-    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    COMPUTE: tl.constexpr, PDL: tl.constexpr,
+    ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows of the batch, kv heads, splits); without BY_ROW (sequences, kv heads, splits), of which those with one
     row count."""
@@ -168,12 +185,16 @@ def decode(  # type: ignore[no-untyped-def]
     lo = 0
     if WINDOW > 0:
         lo = tl.maximum(hi - WINDOW, 0)
+    if CHUNK > 0:
+        lo = tl.maximum(tl.maximum(hi - 1, 0) // CHUNK * CHUNK, lo)
+    last = hi - 1
     share = tl.cdiv(tl.cdiv(hi - lo, SPLITS), BLOCK_N) * BLOCK_N
     lo += split * share
     hi = tl.minimum(lo + share, hi)
 
     member, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     head, inside = kv_head * GROUP + member, member < heads
+    at, slope = last + member * 0, _slope(slopes, head, inside, scale, ALIBI)
     top = tl.full((BLOCK_M,), NOTHING, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -197,12 +218,12 @@ def decode(  # type: ignore[no-untyped-def]
         k = tl.load(k_at, mask=new & (ck < K_DIM)[None, :], other=k)
         v = tl.load(v_at, mask=new & (cv < V_DIM)[None, :], other=v)
         top, total, acc = _update(
-            queries, k, v, top, total, acc, t, hi, member, scale, ENDS, WINDOW, SOFTCAP, COMPUTE
+            queries, k, v, top, total, acc, t, hi, at, slope, scale, ENDS, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
         )  # fmt: skip
         lo += BLOCK_N
     top, total, acc = _sweep(
-        queries, top, total, acc, keys, values, pages, lo, hi, member, scale, ENDS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-        BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+        queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, ENDS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
+        BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
     )  # fmt: skip
     out_inside = inside[:, None] & (cv < V_DIM)[None, :]
     if SPLITS > 1:
@@ -255,12 +276,12 @@ def combine(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _prefill_tile(  # type: ignore[no-untyped-def]
-    item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
+    item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
     num_rows, num_seqs, q_stride, table_stride, scale,
     LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr,
+    UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """One tile. Sequence s has the tiles from q_starts[s] // TOKENS + s on: never too few, at most one too many."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -285,7 +306,7 @@ def _prefill_tile(  # type: ignore[no-untyped-def]
         row, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
         token, head = begin + row // GROUP, kv_head * GROUP + row % GROUP
         inside = (row < TOKENS * GROUP) & (token < count)
-        at = length - count + token
+        at, slope = length - count + token, _slope(slopes, head, inside, scale, ALIBI)
         q_at = q + ((first + token).to(tl.int64) * q_stride + head * K_DIM)[:, None] + ck[None, :]
         queries = tl.load(q_at, mask=inside[:, None] & (ck < K_DIM)[None, :], other=0.0).to(COMPUTE)
         offset = tl.multiple_of(tl.load(layer_offset) // (256 // UNIT), ALIGNMENT)
@@ -297,18 +318,20 @@ def _prefill_tile(  # type: ignore[no-untyped-def]
         acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
         hi = tl.minimum(length - count + begin + TOKENS, length)
         lo = 0
+        if CHUNK > 0:
+            lo = tl.maximum(length - count + begin, 0) // CHUNK * CHUNK
         if WINDOW > 0:
-            lo = tl.maximum(length - count + begin - (WINDOW - 1), 0)
-        else:
+            lo = tl.maximum(length - count + begin - (WINDOW - 1), lo)
+        elif CHUNK == 0:
             whole = tl.maximum(length - count + begin + 1, 0) // BLOCK_N * BLOCK_N
             top, total, acc = _sweep(
-                queries, top, total, acc, keys, values, pages, lo, whole, at, scale, WHOLE, K_DIM, V_DIM, BLOCK_K,
-                BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+                queries, top, total, acc, keys, values, pages, lo, whole, at, slope, scale, WHOLE, K_DIM, V_DIM,
+                BLOCK_K, BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
             )  # fmt: skip
             lo = whole
         top, total, acc = _sweep(
-            queries, top, total, acc, keys, values, pages, lo, hi, at, scale, CAUSAL, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-            BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+            queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, CAUSAL, K_DIM, V_DIM, BLOCK_K,
+            BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
         )  # fmt: skip
         result = _finish(top, total, acc, sinks, head, inside, HAS_SINKS)
         out_at = out + (((first + token).to(tl.int64) * HEADS + head) * V_DIM)[:, None] + cv[None, :]
@@ -317,12 +340,12 @@ def _prefill_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs", "tiles", "table_stride"])
 def prefill(  # type: ignore[no-untyped-def]
-    q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
+    q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
     tiles, num_rows, num_seqs, q_stride, table_stride, scale,
     PERSISTENT: tl.constexpr, LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr,
     V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr, UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid: ``tiles`` x kv heads, or fewer programs that take turns (PERSISTENT).
 
@@ -334,13 +357,13 @@ def prefill(  # type: ignore[no-untyped-def]
     if PERSISTENT:
         for item in range(tl.program_id(0), tiles * KV_HEADS, tl.num_programs(0)):
             _prefill_tile(
-                item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, num_rows, num_seqs,
-                q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V, BLOCK_M,
-                BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, SOFTCAP, HAS_SINKS, COMPUTE,
+                item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes, num_rows,
+                num_seqs, q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
+                BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI, HAS_SINKS, COMPUTE,
             )  # fmt: skip
     else:
         _prefill_tile(
-            tl.program_id(0), tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, num_rows,
-            num_seqs, q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V, BLOCK_M,
-            BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, SOFTCAP, HAS_SINKS, COMPUTE,
+            tl.program_id(0), tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
+            num_rows, num_seqs, q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
+            BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI, HAS_SINKS, COMPUTE,
         )  # fmt: skip

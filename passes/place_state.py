@@ -51,6 +51,7 @@ def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
             )  # fmt: skip
             paged = editor.op(
                 "paged_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, a["sinks"], page_tokens,
-                heads, v_dim, a["scale"], a["window"], a["softcap"], label=node.name,
+                heads, v_dim, a["scale"], a["window"], a["softcap"], a["chunk"], a["slopes"],
+                label=node.name,
             )  # fmt: skip
         editor.swap(node, paged)

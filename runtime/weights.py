@@ -15,8 +15,9 @@ from torch import Tensor
 
 from treadle.graph.checkpoint import Checkpoint, CheckpointError
 from treadle.graph.expected import Expected
+from treadle.graph.position import alibi_slopes, sine_rows
 from treadle.graph.rope import rope_rows
-from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr, leaves
+from treadle.graph.weights import AlibiSlopes, Cast, Concat, Int8, Ints, Leaf, RopeRows, SineRows, WeightExpr, leaves
 from treadle.kernels.linear_int8 import quantize_int8
 
 OnProgress = Callable[[int, int], None]
@@ -81,8 +82,12 @@ class _Loader:
                 return self.evaluate(part).to(getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
-            case RopeRows(table=table, rows=rows):
-                return rope_rows(table, rows, self._device)
+            case RopeRows(table=table, rows=rows, rounding=rounding):
+                return rope_rows(table, rows, self._device).to(getattr(torch, rounding)).float()
+            case SineRows(dim=dim, rows=rows, endpoint=endpoint, dtype=dtype):
+                return sine_rows(dim, rows, endpoint).to(self._device, getattr(torch, dtype))
+            case AlibiSlopes(heads=heads, max_bias=max_bias, factor=factor):
+                return alibi_slopes(heads, max_bias).mul_(factor).to(self._device)
             case Ints(values=values):
                 return torch.tensor(values, dtype=torch.int64, device=self._device)
 

@@ -15,6 +15,16 @@ from treadle.runtime.build import build_engine
 from treadle.runtime.engine import Engine
 from treadle.runtime.request import Request, SamplingParams
 
+DISTINCT = (
+    "llama", "llama-mqa", "llama-wide-heads", "llama-longrope", "qwen2-window", "qwen3-bias-window", "gemma2",
+    "gemma3-linear", "granite_swa", "cohere2", "olmo2", "exaone4", "apertus", "bitnet", "diffllama",
+    "ministral3-window", "phi3-longrope", "stablelm-parallel", "gpt_neox", "falcon-alibi", "bloom-post-residual",
+    "mpt-clip", "gpt2-inverse-scale", "gptj", "openai-gpt", "ctrl", "opt-350m", "xglm",
+    "mixtral", "qwen3-moe-sparse", "qwen2-moe", "gpt-oss", "dots1", "hy-v3", "mimo-v2-flash", "minimax-m2", "phimoe",
+    "dbrx-options", "ernie4-5-moe", "afmoe", "laguna", "cohere2-moe", "llama4-options",
+)  # fmt: skip
+"""Every way to attend, to know positions, to sum residuals and to choose experts, each once."""
+
 
 def resolved(case: Tiny, overrides: Sequence[str]) -> Resolved:
     return resolve(compose(["model=hf", f"model.path={case.path}", "model.dtype=float32", *overrides]))

@@ -29,6 +29,19 @@ def test_it_is_sdpa_with_an_explicit_mask(queries: int, keys: int, window: int, 
     torch.testing.assert_close(ours, theirs.transpose(0, 1))
 
 
+def test_alibi_lowers_logits_by_distance_and_chunks_hide_what_lies_before():
+    q, k, v = sequence(9, 25)
+    slopes, positions = torch.rand(H), torch.arange(16, 25)
+    distance = positions[:, None] - torch.arange(25)
+    seen = visible(9, 25) & (positions[:, None] // 10 == torch.arange(25) // 10)
+    bias = (-slopes[:, None, None] * distance).masked_fill(~seen, float("-inf"))
+    theirs = F.scaled_dot_product_attention(
+        *(x.transpose(0, 1) for x in (q, k, v)), attn_mask=bias, scale=0.3, enable_gqa=True
+    )
+    ours = attend(q, k, v, positions, None, 0.3, 0, 0.0, chunk=10, slopes=slopes)
+    torch.testing.assert_close(ours, theirs.transpose(0, 1))
+
+
 class Module(torch.nn.Module):
     num_key_value_groups = H // K
     head_dim = D

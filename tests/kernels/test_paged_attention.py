@@ -14,7 +14,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 def arguments(
     pages: Pages, lengths: list[int], counts: list[int], group: int = 3, window: int = 0, softcap: float = 0.0,
-    sinks: bool = False, padding: int = 0,
+    sinks: bool = False, padding: int = 0, chunk: int = 0, alibi: bool = False,
 ) -> tuple[object, ...]:  # fmt: skip
     """Queries are a slice of wider rows, as those of a fused projection are."""
     rows, heads = sum(counts) + padding, pages.kv_heads * group
@@ -22,7 +22,7 @@ def arguments(
     return (
         q, pages.arena, pages.table, starts(counts), torch.tensor(lengths, dtype=torch.int32), pages.layer_offset,
         pages.randn(heads) if sinks else None, pages.page_tokens, pages.kv_heads, pages.v_dim, pages.k_dim**-0.5,
-        window, softcap,
+        window, softcap, chunk, torch.rand(heads, generator=pages.random) if alibi else None,
     )  # fmt: skip
 
 
@@ -64,8 +64,9 @@ def test_cpp_equals_the_reference(data: st.DataObject):
         seed=data.draw(st.integers(0, 99)),
     )
     args = arguments(
-        pages, lengths, counts, draw(1, 2, 3, 5), draw(0, 1, 17, 128), draw(0.0, 20.0), draw(False, True), draw(0, 2)
-    )
+        pages, lengths, counts, draw(1, 2, 3, 5), draw(0, 1, 17, 128), draw(0.0, 20.0), draw(False, True), draw(0, 2),
+        draw(0, 0, 1, 50), draw(False, True),
+    )  # fmt: skip
     close(CPP(*args), REFERENCE(*args))
 
 
@@ -94,13 +95,14 @@ def test_a_result_does_not_depend_on_the_batch_or_the_threads(count: int):
         torch.set_num_threads(threads)
 
 
-def test_pages_before_the_window_are_not_read():
-    lengths, window = [200, 200], 20
+@pytest.mark.parametrize(("options", "reach"), [({"window": 20}, 20), ({"chunk": 60}, 30)])
+def test_pages_that_no_query_sees_are_not_read(options: dict[str, int], reach: int):
+    lengths = [200, 200]
     for counts in ([1, 1], [50, 50]):
         pages = Pages(lengths, 2, 16, 16, 4, torch.float32)
-        args = arguments(pages, lengths, counts, window=window)
+        args = arguments(pages, lengths, counts, **options)
         before = CPP(*args)
-        first = (200 - counts[0] - window) // 4
+        first = (200 - counts[0] - reach) // 4
         pages.table[:, :first] = 0  # the scratch page, full of NaN here
         assert torch.equal(CPP(*args), before)
 

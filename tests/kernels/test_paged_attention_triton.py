@@ -34,14 +34,14 @@ BATCHES = {
 
 def arguments(
     pages: Pages, lengths: list[int], counts: list[int], padding: int = 0, group: int = 3, window: int = 0,
-    softcap: float = 0.0, sinks: bool = False,
+    softcap: float = 0.0, sinks: bool = False, chunk: int = 0, alibi: bool = False,
 ) -> tuple[object, ...]:  # fmt: skip
     rows, heads = sum(counts) + padding, pages.kv_heads * group
     q = pages.randn(rows, heads * pages.k_dim + 8)[:, : heads * pages.k_dim].view(rows, heads, pages.k_dim)
     return (
         q, pages.arena, pages.table, starts(counts), torch.tensor(lengths, dtype=torch.int32), pages.layer_offset,
         pages.randn(heads) if sinks else None, pages.page_tokens, pages.kv_heads, pages.v_dim, pages.k_dim**-0.5,
-        window, softcap,
+        window, softcap, chunk, torch.rand(heads, generator=pages.random) if alibi else None,
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_every_kind_of_batch(device: str, dtype: torch.dtype, batch: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", [{"window": 11}, {"softcap": 3.0}, {"sinks": True}])
+@pytest.mark.parametrize("options", [{"window": 11}, {"softcap": 3.0}, {"sinks": True}, {"chunk": 16}, {"alibi": True}])
 @pytest.mark.parametrize("batch", ["decode with a stopped sequence", "mixed, padded, with stopped sequences"])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_every_option(device: str, options: dict[str, object], batch: str, splits: int):
@@ -87,8 +87,9 @@ def interpreted_equals_the_reference(device: str, data: st.DataObject):
         lengths, draw(1, 2), k_dim, draw(k_dim, 20), draw(1, 3, 8, 16), draw(*DTYPES), data.draw(st.integers(0, 99))
     )
     args = arguments(
-        pages, lengths, counts, draw(0, 2), draw(1, 2, 3), draw(0, 1, 17), draw(0.0, 20.0), draw(False, True)
-    )
+        pages, lengths, counts, draw(0, 2), draw(1, 2, 3), draw(0, 1, 17), draw(0.0, 20.0), draw(False, True),
+        draw(0, 0, 1, 20), draw(False, True),
+    )  # fmt: skip
     decode = DecodeTiles(block=draw(16, 32), warps=4, stages=2, splits=draw(1, 2, 3, 8), prefetch=draw(False, True))
     prefill = PrefillTiles(rows=draw(16, 32), block=draw(16, 32), warps=4, stages=2, occupancy=draw(1, 8))
     check(device, args, decode=decode, prefill=prefill)
@@ -140,13 +141,13 @@ def test_every_variant_compiles_for_sm_90():
 from treadle.kernels import paged_attention_launch
 paged_attention_launch._processors = lambda device: 132
 
-def launch(dtype, tokens, sequences, heads, kv_heads, k_dim, v_dim, *options, page_tokens=16, sinks=None):
+def launch(dtype, tokens, sequences, heads, kv_heads, k_dim, v_dim, *options, page_tokens=16, sinks=None, **more):
     sinks = None if sinks is None else torch.zeros(heads, dtype=dtype)
     paged_attention_launch.paged_attention(
         torch.zeros(tokens, heads, k_dim, dtype=dtype), torch.zeros(256, dtype=torch.uint8),
         torch.zeros(sequences, 5, dtype=torch.int32), torch.zeros(sequences + 1, dtype=torch.int32),
         torch.zeros(sequences, dtype=torch.int32), torch.tensor(0), sinks, page_tokens, kv_heads, v_dim, 0.1,
-        *options, pdl=True,
+        *options, **more, pdl=True,
     )
 
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -158,11 +159,12 @@ launch(torch.bfloat16, 8192, 1, 32, 8, 128, 128)
 launch(torch.bfloat16, 4096, 1, 8, 4, 256, 256, 512, 50.0)
 launch(torch.float16, 600, 2, 71, 1, 64, 64, 0, 0.0, page_tokens=3, sinks=True)
 launch(torch.float32, 600, 1, 4, 1, 256, 256, 512)
+launch(torch.bfloat16, 600, 2, 32, 32, 128, 128, chunk=8192, slopes=torch.zeros(32))
 """
     )
     names = [each["name"] for each in compiled]
     both = ["decode", "combine", "prefill"]
-    assert names == [*both * 3, "decode", *both, "prefill", "prefill", *both, "prefill"]
+    assert names == [*both * 3, "decode", *both, "prefill", "prefill", *both, "prefill", *both]
     assert [each["wgmma"] for each in compiled[12:15]] == [True] * 3
 
 

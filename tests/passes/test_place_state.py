@@ -11,12 +11,10 @@ def test_attention_writes_and_reads_pages() -> None:
     before = Toy(windows=(5, 0)).graph()
     after = PlaceState()(before)
     steps = "seq_ids, positions, q_starts, kv_lens"
-    assert (
-        f"attn_attention = op.attention(attn_q_rope, attn_k_rope, attn_v_heads, kv, {steps}, None, 0.25, 5, 0.0)"
-        in lines(before)
-    )
+    dense = f"attn_q_rope, attn_k_rope, attn_v_heads, kv, {steps}, None, 0.25, 5, 0.0, 0, None"
+    assert f"attn_attention = op.attention({dense})" in lines(before)
     write = "op.cache_write(attn_k_rope, attn_v_heads, arena, page_table, seq_ids, positions, layer_offset, 4)"
-    paged = "attn_q_rope, arena, page_table, q_starts, kv_lens, layer_offset, None, 4, 2, 16, 0.25, 5, 0.0"
+    paged = "attn_q_rope, arena, page_table, q_starts, kv_lens, layer_offset, None, 4, 2, 16, 0.25, 5, 0.0, 0, None"
     at = lines(after).index(write)
     assert lines(after)[at + 1] == f"attn_attention = op.paged_attention({paged})"
     assert after.level is Level.SHARDED

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import CASES, NEW_TOKENS, VOCAB, Tiny, tiny
-from oracle_engine import check, engine_of, greedy, resolved
+from oracle import NEW_TOKENS, VOCAB, Tiny, tiny
+from oracle_engine import DISTINCT, check, engine_of, greedy, resolved
 
 from treadle.conf.load import compose
 from treadle.graph.resolve import resolve
@@ -26,7 +26,7 @@ LIMITS = ("scheduler.max_num_seqs=4", "scheduler.max_step_tokens=20")
 FUSED = ("passes.compile=false", *CUDA, *LIMITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_kernels_equal_the_oracle(name: str) -> None:
     check(tiny(name), FUSED)
 
