@@ -192,9 +192,8 @@ def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
     """Return every mixture of experts and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
-            for part in (sub, *sub.branches):
-                if isinstance(part.op, Moe):
-                    yield f"layers.{layer.index}.{part.name}", part.op
+            parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
+            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if isinstance(op, Moe))
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:
