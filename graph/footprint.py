@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import SLOT_WIDTH, StepShape, packet_capacity
 from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
@@ -148,12 +149,30 @@ def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[Memory
         yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
 
 
+def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
+    """Return what the widest mixture of experts holds at once on a GPU beside its input and result; 0 without one."""
+    return max(
+        (
+            workspace_bytes(
+                tokens,
+                op.top_k + op.router.always,
+                op.experts + op.router.always,
+                spec.hidden,
+                op.intermediate,
+                item,
+            )
+            for _, op in _moes(spec)
+        ),
+        default=0,
+    )
+
+
 def workspace_rows(
     spec: ModelSpec, dtype: str, device: str, max_num_seqs: int, max_step_tokens: int
 ) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
-    width = (3 * spec.hidden + max(_live_width(op, spec.hidden) for op in ops(spec))) * item
+    width = (3 * spec.hidden + max(_live_width(op, spec.hidden, device) for op in ops(spec))) * item
     activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
     if device == "cpu":
         # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
@@ -163,11 +182,14 @@ def workspace_rows(
     logits = max_num_seqs * spec.vocab * item + min(max_num_seqs, LOGPROB_ROWS) * spec.vocab * 4 * 4
     # Captured steps have memory of their own, the same for all of them.
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
+    experts = experts_bytes(spec, max_step_tokens, item)
+    captured = tokens * width + experts_bytes(spec, tokens, item) + logits
     return [
         activations,
+        *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES),
-        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", tokens * width + logits),
+        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
 
 
@@ -240,11 +262,12 @@ def _owner(name: str, info: WeightInfo, tied: bool) -> str:
     return name.split(".")[2] if name.startswith("layers.") else name
 
 
-def _live_width(op: Op, hidden: int) -> int:
+def _live_width(op: Op, hidden: int, device: str) -> int:
     """Return channels that live at once inside an op, a token.
 
     Attention: queries, keys, values and output. A feed-forward: gate, up and product; experts hold these of every
-    expert that a token visits, their inputs and results, and the logits they were chosen by.
+    expert that a token visits, their inputs and results, and the logits they were chosen by; on a GPU only the latter,
+    since ``experts_bytes`` counts the rest.
     """
     match op:
         case Attention():
@@ -255,6 +278,7 @@ def _live_width(op: Op, hidden: int) -> int:
             shared = 3 * op.shared.intermediate + hidden if op.shared is not None else 0
             visited = op.top_k + op.router.always
             # logits, scores and what a choice is made of are float32: at most two channels each
-            return visited * (3 * op.intermediate + 2 * hidden) + shared + 6 * (op.experts + op.zero_experts)
+            inside = visited * (3 * op.intermediate + 2 * hidden) if device == "cpu" else 4 * visited
+            return inside + shared + 6 * (op.experts + op.zero_experts)
         case _:
             return 0

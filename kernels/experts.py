@@ -12,13 +12,21 @@ The products are rounded to the dtype of x, as a linear layer's are; the sum ove
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.activation import activation
 from treadle.kernels.experts_native import run_experts, supports
-from treadle.kernels.registry import Kernel, define_opaque, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.skinny import DTYPES
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def expert_activation(
@@ -104,6 +112,11 @@ def experts_cpp(
     )
 
 
+def _of_one_dtype(target: Target, attrs: Mapping[str, Any]) -> bool:
+    dtypes = dtypes_of(target, attrs, "x", "up", "up_bias", "down", "down_bias")
+    return len(dtypes) == 1 and dtypes <= DTYPES
+
+
 # Its shapes depend on the ids: it cannot be traced.
 register_reference("experts", experts, inline=False)
 register(
@@ -116,3 +129,4 @@ register(
         priority=10,
     )
 )
+register_triton("experts", "experts_launch", _of_one_dtype)

@@ -15,11 +15,19 @@ softmax over the logits x with (m - x) / max(|x|, m) <= 2 * jitter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.skinny import DTYPES
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none", "sparsemixer")
 
@@ -105,4 +113,9 @@ def _sparsemixer(x: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:
     return torch.cat(weights, -1), torch.cat(ids, -1)
 
 
+def _in_one_kernel(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "logits") <= DTYPES and attrs.get("score") != "sparsemixer"
+
+
 register_reference("route", route, inline=True)
+register_triton("route", "route_triton", _in_one_kernel)

@@ -14,6 +14,7 @@ from oracle import tiny
 from treadle.conf.size import parse_bytes
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint, WeightInfo
+from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.footprint import RUNTIME_BYTES, attention_tokens, kv_state, largest, token_weight_bytes
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
@@ -143,6 +144,16 @@ def test_a_token_visits_some_experts_only() -> None:
     assert token_weight_bytes(spec, rows) == outside + 8 * 3 * 2 * 2048 * 768 * 2
     all_of_them = load_spec("qwen3_moe", {**QWEN_MOE, "num_experts_per_tok": 128})
     assert attention_tokens(spec, weights) < attention_tokens(all_of_them, weights) / 4
+
+
+def test_a_gpu_holds_each_pair_of_token_and_expert_once() -> None:
+    spec, weights = MOE
+    made = plan_memory(spec, weights, replace(WORK, device="cuda", memory_bytes=80 * GIB))
+    experts = bytes_of(made, "workspace", "experts")
+    assert experts == workspace_bytes(512, 8, 128, 2048, 768, 2)
+    assert 512 * 8 * (2048 + 768) * 2 < experts < 1.01 * 512 * 8 * (2048 + 768) * 2
+    assert bytes_of(made, "graphs") > experts
+    assert not bytes_of(plan(device="cuda"), "workspace", "experts")
 
 
 def test_arena_on_a_cpu_is_modest() -> None:
