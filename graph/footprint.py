@@ -23,6 +23,11 @@ LOGPROB_ROWS = 32
 """Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
 SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
 """What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
+PARTIAL_BYTES = 40 << 20
+"""The most that splits of a long history leave for each other on a GPU; attention makes no more splits than fit."""
+WIDENED_BYTES = 32 << 20
+"""How much of an int8 weight is widened at a time for a large step on a GPU."""
+
 EXPERTS = "experts"
 """How rows begin whose weights only some tokens visit."""
 
@@ -168,7 +173,7 @@ def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
 
 
 def workspace_rows(
-    spec: ModelSpec, dtype: str, device: str, max_num_seqs: int, max_step_tokens: int
+    spec: ModelSpec, dtype: str, quantize: str, device: str, max_num_seqs: int, max_step_tokens: int
 ) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
@@ -182,13 +187,15 @@ def workspace_rows(
     logits = max_num_seqs * spec.vocab * item + min(max_num_seqs, LOGPROB_ROWS) * spec.vocab * 4 * 4
     # Captured steps have memory of their own, the same for all of them.
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
+    widened = WIDENED_BYTES if quantize == "int8" else 0
     experts = experts_bytes(spec, max_step_tokens, item)
-    captured = tokens * width + experts_bytes(spec, tokens, item) + logits
+    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened
     return [
         activations,
         *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
-        MemoryRow("workspace", "matrix products", LIBRARY_BYTES),
+        MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
+        MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
         MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
 

@@ -13,8 +13,13 @@ from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
 from treadle.graph.spec import Attention, Branch, Layer, Mlp, Moe, Norm, Op, SpecError, Sub
 
-WRITERS: dict[type[Any], Callable[..., Node]] = {Attention: write_attention, Mlp: write_mlp}
-"""Takes the writer, the op, its input [T, C], the path of its weights and a name; returns its output [T, C]."""
+WRITERS: dict[type[Any], Callable[..., Node]] = {
+    Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
+    Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
+    Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
+}
+"""Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
+returns its output [T, C]."""
 
 _LATER = ("tap", "source", "hold", "add", "post_conv", "snapshot")
 
@@ -45,21 +50,21 @@ def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str) -> No
         y = writer.norm(sub.post, _write_op(writer, sub.op, x, h, path, sub.name), f"{path}.post", f"{sub.name}_post")
         x = writer.op("add", kept, y, sub.skip_scale, sub.out_scale, label=name)
     elif sub.post is None:
-        x = _add_branches(writer, sub, kept, x, h, path, sub.skip_scale, sub.out_scale)
+        x = _add_branches(writer, sub, kept, (x, h), path, sub.skip_scale, sub.out_scale)
     else:
         y = writer.norm(
-            sub.post, _add_branches(writer, sub, None, x, h, path, 1.0, 1.0), f"{path}.post", f"{sub.name}_post"
+            sub.post, _add_branches(writer, sub, None, (x, h), path, 1.0, 1.0), f"{path}.post", f"{sub.name}_post"
         )
         x = writer.op("add", kept, y, sub.skip_scale, sub.out_scale, label=name)
     return writer.norm(sub.post_residual, x, f"{path}.post_residual", f"{sub.name}_post_residual")
 
 
 def _add_branches(
-    writer: LayerWriter, sub: Sub, total: Node | None, x: Node, h: Node, path: str, kept: float, scale: float
+    writer: LayerWriter, sub: Sub, total: Node | None, inputs: tuple[Node, Node], path: str, kept: float, scale: float
 ) -> Node:
     """Return kept * total + scale * (the sum of all branches), one after the other."""
     for branch in sub.branches:
-        y, share = _write_branch(writer, branch, x, h, path), branch.scale * scale
+        y, share = _write_branch(writer, branch, *inputs, path), branch.scale * scale
         if total is None:
             total, kept = y, share
             continue
@@ -80,11 +85,7 @@ def _write_branch(writer: LayerWriter, branch: Branch, x: Node, h: Node, path: s
 
 
 def _write_op(writer: LayerWriter, op: Op, x: Node, h: Node, path: str, name: str) -> Node:
-    if isinstance(op, Moe):
-        # its router may read the residual stream as it is
-        return write_moe(writer, op, x, h, path, name)
     write = WRITERS.get(type(op))
     if write is None:
-        known = ", ".join([*(kind.__name__.lower() for kind in WRITERS), "moe"])
-        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are {known}")
-    return write(writer, op, h, path, name)
+        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are attention, mlp and moe")
+    return write(writer, op, x, h, path, name)

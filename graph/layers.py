@@ -181,6 +181,9 @@ class LayerReader:
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
         # config.json keeps more beside the scaling (theta, sections of image positions): only what stretches is kept
         known = {field.encode_name for field in msgspec.structs.fields(Scaling)}
+        if kind != "proportional":
+            # the share that turns is the table's size, which the description has worked out
+            known.discard("partial_rotary_factor")
         kept = {key: value for key, value in scaling.items() if key in known}
         return {**table, "scaling": {**kept, "rope_type": _ROPE_ALIASES.get(kind, kind)}}
 

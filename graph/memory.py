@@ -114,7 +114,7 @@ class _Planner:
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
-            *workspace_rows(spec, work.dtype, work.device, work.max_num_seqs, work.max_step_tokens),
+            *workspace_rows(spec, work.dtype, work.quantize, work.device, work.max_num_seqs, work.max_step_tokens),
             runtime_row(work.device),
         ]
 

@@ -35,7 +35,8 @@ class PagedKV:
     """One state kind: paged keys and values of all layers that keep them, in layer order.
 
     A page is contiguous and holds ``page_tokens`` tokens of every layer, [layer][k/v][head][token][dim], so that
-    moving a page anywhere is one copy. Sizes in bytes; a page is a whole number of 256-byte units.
+    moving a page anywhere is one copy. Sizes in bytes; a page, and a layer's part of it, is a whole number of 256-byte
+    units: copy engines want rows of keys at a multiple of their size.
     """
 
     name: str
@@ -46,7 +47,7 @@ class PagedKV:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, all layers together."""
-        return round_up(sum(layer.bytes_per_token(self.dtype) for layer in self.layers) * self.page_tokens, UNIT_BYTES)
+        return self.layer_offset(len(self.layers))
 
     @property
     def page_units(self) -> int:
@@ -55,7 +56,9 @@ class PagedKV:
 
     def layer_offset(self, slot: int) -> int:
         """Return the byte offset of the ``slot``-th layer inside a page."""
-        return sum(layer.bytes_per_token(self.dtype) for layer in self.layers[:slot]) * self.page_tokens
+        return sum(
+            round_up(layer.bytes_per_token(self.dtype) * self.page_tokens, UNIT_BYTES) for layer in self.layers[:slot]
+        )
 
     def pages_for(self, num_tokens: int) -> int:
         """Return how many pages hold ``num_tokens`` tokens."""

@@ -40,7 +40,32 @@ MOST_SHARED = 512
 MOST_VECTOR_EXPERTS = 32
 """Experts of a token whose weights a program of the second product holds at once, a row each."""
 
-MEASURED: dict[tuple[int, int, int, int, int], Blocks] = {}
+MEASURED: dict[tuple[int, int, int, int, int], Blocks] = {
+    (11, 10, 128, 8, 1): Blocks("vector", Tile(1, 2048, 2, 3), Tile(1, 1024, 2, 3)),
+    (11, 10, 128, 8, 2): Blocks("shared", Tile(32, 128, 4, 4), Tile(64, 64, 4, 6), rows=8),
+    (11, 10, 128, 8, 4): Blocks("shared", Tile(32, 128, 4, 4), Tile(128, 128, 4, 3), rows=8),
+    (11, 10, 128, 8, 8): Blocks("shared", Tile(32, 128, 4, 4), Tile(64, 128, 4, 4), rows=8),
+    (11, 10, 128, 8, 16): Blocks("shared", Tile(32, 64, 4, 6), Tile(128, 128, 4, 3), rows=16),
+    (11, 10, 128, 8, 32): Blocks("shared", Tile(32, 64, 4, 6), Tile(128, 128, 4, 3), rows=16),
+    (11, 10, 128, 8, 64): Blocks("ordered", Tile(32, 128, 4, 4), Tile(128, 128, 4, 3), rows=16, group=1),
+    (11, 10, 128, 8, 128): Blocks("ordered", Tile(64, 128, 8, 3), Tile(128, 128, 4, 3), rows=16, group=1),
+    (11, 10, 128, 8, 256): Blocks("ordered", Tile(32, 128, 4, 4), Tile(128, 64, 8, 4), rows=32, group=8),
+    (11, 10, 128, 8, 512): Blocks("ordered", Tile(64, 64, 8, 4), Tile(128, 64, 4, 3), rows=64, group=1),
+    (11, 10, 128, 8, 2048): Blocks("ordered", Tile(128, 64, 8, 4), Tile(128, 64, 8, 3), rows=128, group=4),
+    (11, 10, 128, 8, 8192): Blocks("ordered", Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), rows=128, group=1),
+    (12, 14, 8, 2, 1): Blocks("vector", Tile(1, 4096, 4, 3), Tile(4, 1024, 4, 3)),
+    (12, 14, 8, 2, 2): Blocks("shared", Tile(32, 128, 4, 4), Tile(64, 128, 4, 4), rows=16),
+    (12, 14, 8, 2, 4): Blocks("shared", Tile(32, 256, 4, 3), Tile(128, 128, 4, 3), rows=8),
+    (12, 14, 8, 2, 8): Blocks("shared", Tile(64, 128, 4, 3), Tile(64, 128, 4, 4), rows=16),
+    (12, 14, 8, 2, 16): Blocks("shared", Tile(64, 128, 4, 3), Tile(64, 128, 4, 4), rows=16),
+    (12, 14, 8, 2, 32): Blocks("shared", Tile(64, 128, 4, 3), Tile(128, 128, 4, 3), rows=16),
+    (12, 14, 8, 2, 64): Blocks("ordered", Tile(32, 128, 4, 4), Tile(64, 128, 4, 4), rows=32, group=8),
+    (12, 14, 8, 2, 128): Blocks("ordered", Tile(64, 64, 8, 4), Tile(128, 64, 8, 4), rows=64, group=1),
+    (12, 14, 8, 2, 256): Blocks("ordered", Tile(128, 64, 8, 4), Tile(128, 64, 8, 3), rows=128, group=4),
+    (12, 14, 8, 2, 512): Blocks("ordered", Tile(128, 64, 8, 4), Tile(128, 64, 8, 3), rows=128, group=8),
+    (12, 14, 8, 2, 2048): Blocks("ordered", Tile(128, 64, 8, 3), Tile(128, 64, 8, 3), rows=128, group=16),
+    (12, 14, 8, 2, 8192): Blocks("ordered", Tile(128, 64, 8, 3), Tile(256, 64, 8, 4), rows=128, group=16),
+}
 """By class of shape. One H200, bfloat16, early launch, weights that no cache holds."""
 
 

@@ -4,7 +4,7 @@
 
 Weight-only and symmetric: the activations are not quantised, and accumulation is in fp32. For a few rows of x the C++
 kernel converts the weight in registers, bound by reading it once; for more it is dequantised block by block to the
-dtype of x, while the block is in the cache, for torch's product.
+dtype of x, while the block is in the cache, for torch's product. For a GPU there is ``linear_int8_triton``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treadle.graph.footprint import INT8_GROUP
 from treadle.kernels import native
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -124,6 +126,11 @@ def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
 
 
+def _is_group_of_tensor_cores(target: Target, attrs: Mapping[str, Any]) -> bool:
+    dtypes, group = dtypes_of(target, attrs, "x", "bias"), attrs.get("group", INT8_GROUP)
+    return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and group >= 16 and group & (group - 1) == 0
+
+
 register_reference("linear_int8", linear_int8, inline=True)
 register(
     Kernel(
@@ -135,3 +142,4 @@ register(
         priority=10,
     )
 )
+register_triton("linear_int8", "linear_int8_triton", _is_group_of_tensor_cores)

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from treadle.graph.footprint import PARTIAL_BYTES
 from treadle.graph.state import UNIT_BYTES
-from treadle.kernels import paged_attention_triton as kernels
+from treadle.kernels import paged_attention_triton, paged_prefill_hopper, paged_prefill_triton
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
@@ -21,9 +22,16 @@ ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 FEW_TOKENS = 8
 """Up to here every query is taken alone, whoever owns it: a chunk this short leaves a tile of queries almost empty."""
 MOST_SPLITS = 32
-PERSISTENT_TOKENS = 1024
-"""Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at tiles, since most
-tiles may turn out empty. Beyond, the device deals tiles out as programs end, which balances them better."""
+WALKED_TOKENS = 1024
+"""Up to here a step may be part of a captured graph, padded to many sequences: programs take turns at the tiles there
+are, since most of those there might be turn out empty. Beyond, the device deals tiles out as programs end, which
+balances them better."""
+FULL_WAVES = 3
+"""So many tiles for each program that runs at a time keep the device busy to the end without splitting any."""
+JOIN_ROWS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 4, 4, 4, 8
+"""How splits of tiles are joined: rows and splits at a time, warps, programs on a multiprocessor."""
+
+JOIN_CONSTANTS = ("HEADS", "KV_HEADS", "V_DIM", "BLOCK_V", "HAS_SINKS", "PDL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,12 @@ class PrefillTiles:
     stages: int
     occupancy: int = 1
     """programs that run on a multiprocessor at a time"""
+    keys: int = 512
+    """keys that a split has at least; 0: no tile is split"""
+    waves: int = 1
+    """splits for each program that runs at a time: more are dealt out more evenly, and cost more to join"""
+    registers: int | None = None
+    """the most that a thread may have"""
 
 
 def decode_tiles(shape: Shape) -> DecodeTiles:
@@ -112,6 +126,46 @@ def prefill_tiles(shape: Shape) -> PrefillTiles:
     return PrefillTiles(rows=_rows(128, shape), block=64, warps=8, stages=3)
 
 
+def for_hopper(shape: Shape, page_tokens: int, capability: tuple[int, int]) -> bool:
+    """Return whether a step's prefill is for the kernel that is written for Hopper: it has work for all processors."""
+    suited = shape.item_bytes == 2 and shape.k_dim == shape.v_dim in paged_prefill_hopper.DIMS
+    fits = page_tokens in paged_prefill_hopper.PAGES and shape.group <= paged_prefill_hopper.ROWS
+    tiles = shape.tokens * shape.group // paged_prefill_hopper.ROWS
+    # Steps that are padded to many sequences are mostly tiles that turn out empty.
+    busy = tiles * shape.kv_heads >= 0.75 * shape.processors and shape.sequences <= 4 * tiles
+    return capability == (9, 0) and suited and fits and busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """How prefill's programs share the work of a step."""
+
+    programs: int
+    walk: bool
+    """programs take turns at the tiles there are; else each has one of those there might be"""
+    splits: int
+    """the most splits of tiles that are split; 0: none is"""
+    tiles: int
+    """how many there might be, of a kv head"""
+
+
+def plan_walk(shape: Shape, tiles: PrefillTiles, reach: int) -> Walk:
+    """Return how a step's tiles are dealt out, where a tile sweeps over at most ``reach`` keys."""
+    tokens = tiles.rows // shape.group
+    most = shape.tokens // tokens + shape.sequences + 1
+    slots = shape.processors * tiles.occupancy
+    splits = 0
+    full = shape.tokens * shape.kv_heads >= FULL_WAVES * slots * tokens
+    if tiles.keys and reach >= 2 * tiles.keys and not full:
+        room = PARTIAL_BYTES // (tiles.rows * (shape.v_dim + 2) * 4)
+        splits = min(slots * tiles.waves, room, most * shape.kv_heads * (reach // tiles.keys))
+    programs = most * shape.kv_heads
+    if splits:
+        return Walk(programs=min(slots, programs * (reach // tiles.keys)), walk=True, splits=splits, tiles=most)
+    walk = shape.tokens <= WALKED_TOKENS and programs > slots
+    return Walk(programs=slots if walk else programs, walk=walk, splits=0, tiles=most)
+
+
 def _rows(rows: int, shape: Shape) -> int:
     """Return ``rows``, or more where a group of query heads needs more."""
     return max(rows, int(triton.next_power_of_2(shape.group)))
@@ -125,6 +179,11 @@ def _padded(dim: int) -> int:
 def _processors(device: torch.device) -> int:
     # The interpreter runs programs one after the other: few, so that they take turns.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def paged_attention(
@@ -207,8 +266,12 @@ def paged_attention(
     by_row = tokens == sequences or tokens <= FEW_TOKENS
     if by_row or sequences > 1:
         launch.decode(q, out, decode or decode_tiles(shape), by_row)
-    if not by_row:
-        launch.prefill(q, out, prefill or prefill_tiles(shape), least=2 if sequences > 1 else 0)
+    least = 2 if sequences > 1 else 0
+    plain = not chunk and slopes is None and prefill is None
+    if not by_row and plain and for_hopper(shape, page_tokens, _capability(q.device)):
+        launch.hopper(q, out, least)
+    elif not by_row:
+        launch.prefill(q, out, prefill or prefill_tiles(shape), least)
     return out
 
 
@@ -229,7 +292,7 @@ class _Launch:
         partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
         stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
         table, starts, sinks = self.inputs[1], self.inputs[2], self.inputs[5]
-        kernels.decode[(slots, shape.kv_heads, splits)](
+        paged_attention_triton.decode[(slots, shape.kv_heads, splits)](
             q,
             out,
             partial,
@@ -250,7 +313,7 @@ class _Launch:
             **self.options,
         )
         if splits > 1:
-            kernels.combine[(slots, shape.heads)](
+            paged_attention_triton.combine[(slots, shape.heads)](
                 partial,
                 stats,
                 out,
@@ -268,27 +331,80 @@ class _Launch:
                 **self.options,
             )
 
-    def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
+    def hopper(self, q: Tensor, out: Tensor, least: int) -> None:
         shape = self.shape
-        count = shape.tokens // (tiles.rows // shape.group) + shape.sequences + 1
-        programs = count * shape.kv_heads
-        persistent = shape.tokens <= PERSISTENT_TOKENS and programs > shape.processors * tiles.occupancy
-        kernels.prefill[(shape.processors * tiles.occupancy if persistent else programs,)](
+        paged_prefill_hopper.launch(
             q,
             out,
+            *self.inputs[:6],
+            tiles=shape.tokens // (paged_prefill_hopper.ROWS // shape.group) + shape.sequences + 1,
+            least=least,
+            scale=self.scale,
+            page_tokens=self.constants["PAGE"],
+            kv_heads=shape.kv_heads,
+            window=self.constants["WINDOW"],
+            softcap=self.constants["SOFTCAP"],
+            has_sinks=self.constants["HAS_SINKS"],
+        )
+
+    def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
+        shape, table = self.shape, self.inputs[1]
+        _, _, starts, lengths, _, sinks, _ = self.inputs
+        seen = min((self.constants[name] for name in ("WINDOW", "CHUNK") if self.constants[name]), default=0)
+        reach = table.shape[1] * self.constants["PAGE"]
+        if seen:
+            reach = min(reach, seen + tiles.rows // shape.group - 1)
+        walk = plan_walk(shape, tiles, reach)
+        count = walk.splits * tiles.rows
+        partial = torch.empty(count * shape.v_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
+        options = dict(self.options)
+        if tiles.registers is not None:
+            options["maxnreg"] = tiles.registers
+        paged_prefill_triton.prefill[(walk.programs,)](
+            q,
+            out,
+            partial,
+            stats,
             *self.inputs,
-            count,
+            walk.tiles,
+            walk.splits,
+            tiles.keys,
             shape.tokens,
             shape.sequences,
             q.stride(0),
-            self.inputs[1].stride(0),
+            table.stride(0),
             self.scale,
-            PERSISTENT=persistent,
+            WALK=walk.walk,
+            SPLIT=walk.splits > 0,
             LEAST=least,
+            REACH=seen,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.block,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
             **self.constants,
-            **self.options,
+            **options,
         )
+        if walk.splits:
+            programs = min(shape.processors * JOIN_OCCUPANCY, count // JOIN_ROWS)
+            paged_prefill_triton.join[(programs,)](
+                partial,
+                stats,
+                out,
+                starts,
+                lengths,
+                sinks,
+                walk.splits,
+                tiles.keys,
+                shape.tokens,
+                shape.sequences,
+                LEAST=least,
+                REACH=seen,
+                BLOCK_M=tiles.rows,
+                ROWS=JOIN_ROWS,
+                SPLITS=JOIN_SPLITS,
+                num_warps=JOIN_WARPS,
+                **{name: self.constants[name] for name in JOIN_CONSTANTS},
+                **self.options,
+            )

@@ -1,10 +1,10 @@
-"""The Triton kernels of paged_attention; paged_attention_launch chooses their tiles and launches them.
+"""Tiles of attention over pages in Triton, and the kernel of decode; paged_attention_launch launches it.
 
 A tile holds rows (query, head) of the queries that share a kv head, and sweeps over blocks of keys with an online
 softmax in base 2 (FlashAttention-2: Dao, https://arxiv.org/abs/2307.08691). Two kernels divide the work:
 
     decode    a program per (query, kv head, split of the keys); ``combine`` joins the splits
-    prefill   a program per (tile of queries, kv head); tiles are found on the device, from q_starts
+    prefill   a program per (tile of queries, kv head, split of the keys): paged_prefill_triton
 
 Mixed steps run both: decode takes the sequences with one query.
 
@@ -28,7 +28,7 @@ WHOLE, ENDS, CAUSAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def _update(  # type: ignore[no-untyped-def]
+def update(  # type: ignore[no-untyped-def]
     q, k, v, top, total, acc, t, hi, at, slope, scale,
     SEEN: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -71,7 +71,7 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sweep(  # type: ignore[no-untyped-def]
+def sweep(  # type: ignore[no-untyped-def]
     q, top, total, acc, keys, values, pages, lo, hi, at, slope, scale,
     SEEN: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
@@ -101,14 +101,14 @@ def _sweep(  # type: ignore[no-untyped-def]
             v = tl.load(v_at, mask=(cv < V_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_at)
-        top, total, acc = _update(
+        top, total, acc = update(
             q, k, v, top, total, acc, t, hi, at, slope, scale, SEEN, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
         )  # fmt: skip
     return top, total, acc
 
 
 @triton.jit
-def _slope(slopes, head, inside, scale, ALIBI: tl.constexpr):  # type: ignore[no-untyped-def]
+def slope_of(slopes, head, inside, scale, ALIBI: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return what the logits of each row lose with distance, before their scale; zeros without ALIBI."""
     slope = tl.zeros(head.shape, tl.float32)
     if ALIBI:
@@ -117,7 +117,7 @@ def _slope(slopes, head, inside, scale, ALIBI: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
-def _finish(top, total, acc, sinks, head, inside, HAS_SINKS: tl.constexpr):  # type: ignore[no-untyped-def]
+def finish(top, total, acc, sinks, head, inside, HAS_SINKS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the result of rows whose keys are all taken: zeros where there were none."""
     log2e: tl.constexpr = 1.4426950408889634
     none = top <= 0.5 * NOTHING
@@ -194,7 +194,7 @@ def decode(  # type: ignore[no-untyped-def]
 
     member, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     head, inside = kv_head * GROUP + member, member < heads
-    at, slope = last + member * 0, _slope(slopes, head, inside, scale, ALIBI)
+    at, slope = last + member * 0, slope_of(slopes, head, inside, scale, ALIBI)
     top = tl.full((BLOCK_M,), NOTHING, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -217,11 +217,11 @@ def decode(  # type: ignore[no-untyped-def]
     if PREFETCH:
         k = tl.load(k_at, mask=new & (ck < K_DIM)[None, :], other=k)
         v = tl.load(v_at, mask=new & (cv < V_DIM)[None, :], other=v)
-        top, total, acc = _update(
+        top, total, acc = update(
             queries, k, v, top, total, acc, t, hi, at, slope, scale, ENDS, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE
         )  # fmt: skip
         lo += BLOCK_N
-    top, total, acc = _sweep(
+    top, total, acc = sweep(
         queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, ENDS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
         BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
     )  # fmt: skip
@@ -232,7 +232,7 @@ def decode(  # type: ignore[no-untyped-def]
         tl.store(stats + place * 2, top, mask=inside)
         tl.store(stats + place * 2 + 1, total, mask=inside)
     else:
-        result = _finish(top, total, acc, sinks, head, inside, HAS_SINKS)
+        result = finish(top, total, acc, sinks, head, inside, HAS_SINKS)
         out_at = out + ((row.to(tl.int64) * HEADS + head) * V_DIM)[:, None] + cv[None, :]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=out_inside)
 
@@ -272,98 +272,3 @@ def combine(  # type: ignore[no-untyped-def]
     result = tl.sum(acc * weight[:, None], 0) * tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, total))
     out_at = out + (row.to(tl.int64) * HEADS + head) * V_DIM + cv
     tl.store(out_at, result.to(out.dtype.element_ty), mask=cv < tl.where(splits > 0, V_DIM, 0))
-
-
-@triton.jit
-def _prefill_tile(  # type: ignore[no-untyped-def]
-    item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
-    num_rows, num_seqs, q_stride, table_stride, scale,
-    LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """One tile. Sequence s has the tiles from q_starts[s] // TOKENS + s on: never too few, at most one too many."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    TOKENS: tl.constexpr = BLOCK_M // GROUP
-    # Neighbours in the grid share a head's keys in the L2 cache; late queries, which see most keys, go first.
-    kv_head, tile = item // tiles, tiles - 1 - item % tiles
-    sequence, above = num_seqs * 0, num_seqs + 1
-    while above - sequence > 1:
-        middle = (sequence + above) // 2
-        if tl.load(q_starts + middle) // TOKENS + middle <= tile:
-            sequence = middle
-        else:
-            above = middle
-    first = tl.load(q_starts + sequence)
-    # The rows past the last sequence form one more, without keys.
-    real = sequence < num_seqs
-    end = tl.load(q_starts + sequence + 1, mask=real, other=num_rows)
-    length = tl.load(kv_lens + sequence, mask=real, other=0)
-    count = end - first
-    begin = (tile - first // TOKENS - sequence) * TOKENS
-    if begin < count and (count >= LEAST or sequence == num_seqs):
-        row, ck, cv = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
-        token, head = begin + row // GROUP, kv_head * GROUP + row % GROUP
-        inside = (row < TOKENS * GROUP) & (token < count)
-        at, slope = length - count + token, _slope(slopes, head, inside, scale, ALIBI)
-        q_at = q + ((first + token).to(tl.int64) * q_stride + head * K_DIM)[:, None] + ck[None, :]
-        queries = tl.load(q_at, mask=inside[:, None] & (ck < K_DIM)[None, :], other=0.0).to(COMPUTE)
-        offset = tl.multiple_of(tl.load(layer_offset) // (256 // UNIT), ALIGNMENT)
-        keys = arena + (offset + kv_head * (PAGE * K_DIM))
-        values = arena + (offset + KV_HEADS * (PAGE * K_DIM) + kv_head * (PAGE * V_DIM))
-        pages = page_table + sequence.to(tl.int64) * table_stride
-        top = tl.full((BLOCK_M,), NOTHING, tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
-        acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-        hi = tl.minimum(length - count + begin + TOKENS, length)
-        lo = 0
-        if CHUNK > 0:
-            lo = tl.maximum(length - count + begin, 0) // CHUNK * CHUNK
-        if WINDOW > 0:
-            lo = tl.maximum(length - count + begin - (WINDOW - 1), lo)
-        elif CHUNK == 0:
-            whole = tl.maximum(length - count + begin + 1, 0) // BLOCK_N * BLOCK_N
-            top, total, acc = _sweep(
-                queries, top, total, acc, keys, values, pages, lo, whole, at, slope, scale, WHOLE, K_DIM, V_DIM,
-                BLOCK_K, BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
-            )  # fmt: skip
-            lo = whole
-        top, total, acc = _sweep(
-            queries, top, total, acc, keys, values, pages, lo, hi, at, slope, scale, CAUSAL, K_DIM, V_DIM, BLOCK_K,
-            BLOCK_V, BLOCK_N, PAGE, UNIT, WINDOW, CHUNK, SOFTCAP, ALIBI, COMPUTE,
-        )  # fmt: skip
-        result = _finish(top, total, acc, sinks, head, inside, HAS_SINKS)
-        out_at = out + (((first + token).to(tl.int64) * HEADS + head) * V_DIM)[:, None] + cv[None, :]
-        tl.store(out_at, result.to(out.dtype.element_ty), inside[:, None] & (cv < V_DIM)[None, :])
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_seqs", "tiles", "table_stride"])
-def prefill(  # type: ignore[no-untyped-def]
-    q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
-    tiles, num_rows, num_seqs, q_stride, table_stride, scale,
-    PERSISTENT: tl.constexpr, LEAST: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr, UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid: ``tiles`` x kv heads, or fewer programs that take turns (PERSISTENT).
-
-    Sequences with fewer than LEAST queries are left to decode.
-    """
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    if PERSISTENT:
-        for item in range(tl.program_id(0), tiles * KV_HEADS, tl.num_programs(0)):
-            _prefill_tile(
-                item, tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes, num_rows,
-                num_seqs, q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-                BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI, HAS_SINKS, COMPUTE,
-            )  # fmt: skip
-    else:
-        _prefill_tile(
-            tl.program_id(0), tiles, q, out, arena, page_table, q_starts, kv_lens, layer_offset, sinks, slopes,
-            num_rows, num_seqs, q_stride, table_stride, scale, LEAST, HEADS, KV_HEADS, K_DIM, V_DIM, BLOCK_K, BLOCK_V,
-            BLOCK_M, BLOCK_N, PAGE, UNIT, ALIGNMENT, WINDOW, CHUNK, SOFTCAP, ALIBI, HAS_SINKS, COMPUTE,
-        )  # fmt: skip

@@ -61,7 +61,7 @@ class Stepper:
         self._page_table = torch.zeros(bound.num_seqs, max_pages, dtype=torch.int32, device=backend.device)
         self._out = _samples(lambda n: torch.zeros(n, dtype=torch.uint8, device=backend.device), bound.num_rows)
         self._host = [_samples(backend.host, bound.num_rows) for _ in range(NUM_STAGES)]
-        target = Target(device=backend.name)
+        target = Target(device=backend.name, features=backend.features)
         self._begin, self._end = (registry.candidates(op, target, {})[0].function for op in ("begin_step", "end_step"))
         self._token_kernels = token_kernels(backend.name)
         self._captured: dict[StepShape, CapturedStep] = {}

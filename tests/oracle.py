@@ -53,8 +53,12 @@ class Tiny:
 
 @cache
 def tiny(name: str) -> Tiny:
-    """Return the checkpoint of a case, made now or taken from an earlier run."""
-    case = CASES[name]
+    """Return the checkpoint of one of CASES, made now or taken from an earlier run."""
+    return made(name, CASES[name])
+
+
+def made(name: str, case: Case) -> Tiny:
+    """Return the checkpoint of any case."""
     made_by = [dataclasses.asdict(case), SIZES, version("transformers"), Path(__file__).read_text()]
     stamp = json.dumps(made_by, sort_keys=True)
     path = FOLDER / f"{name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"

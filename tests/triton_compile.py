@@ -30,7 +30,7 @@ def compile_for_sm90(launches: str) -> list[dict[str, Any]]:
     env["PYTHONPATH"] = os.pathsep.join([str(tests), *filter(None, [env.get("PYTHONPATH")])])
     env["TRITON_DEFAULT_FP_FUSION"] = "1"
     done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-30000:]
     result: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -41,6 +41,8 @@ def compiling() -> Iterator[list[dict[str, Any]]]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
     from triton.runtime.jit import JITFunction
 
     compiled: list[dict[str, Any]] = []
@@ -52,6 +54,10 @@ def compiling() -> Iterator[list[dict[str, Any]]]:
         aligned: dict[tuple[int, ...], Any] = {}
         for index, parameter in enumerate(self.params):
             value = values.pop(parameter.name)
+            if isinstance(value, TensorDescriptor):
+                kind = f"tensordesc<{_type(value.base, True)[0][1:]}{value.block_shape},{value.layout!r}>"
+                signature[parameter.name] = kind
+                continue
             kind, divisible = _type(value, parameter.do_not_specialize)
             if parameter.is_constexpr or kind is None:
                 signature[parameter.name], constants[parameter.name] = "constexpr", value
@@ -59,7 +65,8 @@ def compiling() -> Iterator[list[dict[str, Any]]]:
             signature[parameter.name] = kind
             if divisible:
                 aligned[(index,)] = [["tt.divisibility", 16]]
-        source = ASTSource(self, signature, constexprs=constants, attrs=aligned)
+        kind_of_source = GluonASTSource if isinstance(self, GluonJITFunction) else ASTSource
+        source = kind_of_source(self, signature, constexprs=constants, attrs=aligned)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=values)
         assert made.metadata.shared <= SHARED_BYTES, f"{self.__name__} takes {made.metadata.shared} bytes"
         compiled.append(
@@ -80,7 +87,7 @@ def _type(value: Any, plain: bool) -> tuple[str | None, bool]:
 
     if isinstance(value, torch.Tensor):
         names = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-        names |= {"int64": "i64", "int32": "i32", "uint8": "u8"}
+        names |= {"int64": "i64", "int32": "i32", "uint8": "u8", "int8": "i8"}
         return "*" + names[str(value.dtype).removeprefix("torch.")], True
     if isinstance(value, int) and not isinstance(value, bool):
         if value == 1 and not plain:

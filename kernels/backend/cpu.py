@@ -113,6 +113,7 @@ class CpuBackend:
 
     name = "cpu"
     device = "cpu"
+    features: frozenset[str] = frozenset()
     captures = False
 
     def __init__(self, *, threads: int) -> None:

@@ -96,6 +96,8 @@ class CudaBackend:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.version = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {_triton_version()}"
         self._pool = torch.cuda.graph_pool_handle()
+        major, minor = torch.cuda.get_device_capability()
+        self.features = frozenset({f"sm_{major}{minor}"})
         # One for all timings: the library of matrix products keeps a workspace for every stream it has seen.
         self._timing_stream = _stream()
 

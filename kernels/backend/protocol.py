@@ -79,6 +79,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def features(self) -> frozenset[str]:
+        """What kernels of the runtime's own may rely on, as in ``Target.features``."""
+        ...
+
+    @property
     def captures(self) -> bool:
         """Whether ``capture`` works here, and so whether padding steps to buckets pays."""
         ...

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from oracle import CASES, Tiny, tiny
-from torch import Tensor
+from oracle import CASES, tiny
+from oracle_graph import check
 
-from treadle.graph.build import BuildOptions, build
-from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import FAMILIES, family_for, known_families, load_spec
-from treadle.graph.program import Executable, StepInputs
-from treadle.graph.source import open_source
 from treadle.graph.spec import Attention, Mlp, ModelSpec, SpecError
-from treadle.kernels import registry
-from treadle.runtime.weights import load_weights
 
 LLAMA = {
     "model_type": "llama",
@@ -42,46 +35,9 @@ def write_family(folder: Path, text: str) -> tuple[Path, ...]:
     return (folder,)
 
 
-def program(model: Tiny) -> Executable:
-    """Return the MODEL-level graph of a checkpoint, ready to run one sequence of up to 128 tokens."""
-    registry.load_all()
-    source = open_source(model.path)
-    spec = load_spec(family_for(source.config), source.config)
-    checkpoint = Checkpoint(source, spec)
-    graph = build(spec, checkpoint.weights, BuildOptions(dtype="float32", max_len=128, page_tokens=4))
-    histories = [torch.zeros(1, 128, kv.kv_heads, kv.k_dim + kv.v_dim) for kv in graph.state.layers]
-    return Executable(graph, load_weights(graph.weights, checkpoint), histories)
-
-
-def logits(executable: Executable, ids: list[int], chunks: list[int]) -> Tensor:
-    """Return the logits of every token, computed chunk by chunk."""
-    rows, start = [], 0
-    for size in chunks:
-        end = start + size
-        step = StepInputs(
-            token_ids=torch.tensor(ids[start:end]),
-            positions=torch.arange(start, end),
-            seq_ids=torch.zeros(size, dtype=torch.int32),
-            q_starts=torch.tensor([0, size], dtype=torch.int32),
-            kv_lens=torch.tensor([end], dtype=torch.int32),
-            page_table=torch.zeros(1, 32, dtype=torch.int32),
-            logit_rows=torch.arange(size),
-        )
-        rows.append(executable.forward(step))
-        start = end
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(name: str) -> None:
-    model = tiny(name)
-    executable = program(model)
-    for prompt, tokens, expected in zip(model.prompts, model.tokens, model.logits):
-        whole = prompt + tokens
-        first = len(prompt) // 2 + 1
-        made = logits(executable, whole, [first, len(prompt) - first, *[1] * len(tokens)])
-        torch.testing.assert_close(made[: len(prompt)], expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
-        assert made[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+    check(tiny(name))
 
 
 @pytest.mark.parametrize("family", known_families())

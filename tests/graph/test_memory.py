@@ -16,7 +16,15 @@ from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint, WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
-from treadle.graph.footprint import RUNTIME_BYTES, attention_tokens, kv_state, largest, token_weight_bytes
+from treadle.graph.footprint import (
+    PARTIAL_BYTES,
+    RUNTIME_BYTES,
+    WIDENED_BYTES,
+    attention_tokens,
+    kv_state,
+    largest,
+    token_weight_bytes,
+)
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import ModelSpec
@@ -298,3 +306,12 @@ def test_state_lists_layers_in_order() -> None:
     spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
     state = kv_state(spec, "float32", 8)
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
+
+
+def test_kernels_of_a_gpu_have_what_they_leave_in_memory() -> None:
+    """Parts of attention, and int8 weights widened for large steps: for launched steps and for captured ones."""
+    rows = {quantize: plan(device="cuda", quantize=quantize) for quantize in ("none", "int8")}
+    assert bytes_of(rows["none"], "workspace", "attention in parts") == PARTIAL_BYTES
+    assert bytes_of(plan(), "workspace", "attention in parts") == 0
+    for kind in ("workspace", "graphs"):
+        assert bytes_of(rows["int8"], kind) - bytes_of(rows["none"], kind) == WIDENED_BYTES

@@ -91,7 +91,10 @@ def interpreted_equals_the_reference(device: str, data: st.DataObject):
         draw(0, 0, 1, 20), draw(False, True),
     )  # fmt: skip
     decode = DecodeTiles(block=draw(16, 32), warps=4, stages=2, splits=draw(1, 2, 3, 8), prefetch=draw(False, True))
-    prefill = PrefillTiles(rows=draw(16, 32), block=draw(16, 32), warps=4, stages=2, occupancy=draw(1, 8))
+    prefill = PrefillTiles(
+        rows=draw(16, 32), block=draw(16, 32), warps=4, stages=2, occupancy=draw(1, 8), keys=draw(0, 8, 16, 30),
+        waves=draw(1, 4),
+    )  # fmt: skip
     check(device, args, decode=decode, prefill=prefill)
 
 
@@ -141,11 +144,12 @@ def test_every_variant_compiles_for_sm_90():
 from treadle.kernels import paged_attention_launch
 paged_attention_launch._processors = lambda device: 132
 
-def launch(dtype, tokens, sequences, heads, kv_heads, k_dim, v_dim, *options, page_tokens=16, sinks=None, **more):
+def launch(dtype, tokens, sequences, heads, kv_heads, k_dim, v_dim, *options, sinks=None, pages=5, **more):
+    page_tokens = more.pop("page_tokens", 16)
     sinks = None if sinks is None else torch.zeros(heads, dtype=dtype)
     paged_attention_launch.paged_attention(
         torch.zeros(tokens, heads, k_dim, dtype=dtype), torch.zeros(256, dtype=torch.uint8),
-        torch.zeros(sequences, 5, dtype=torch.int32), torch.zeros(sequences + 1, dtype=torch.int32),
+        torch.zeros(sequences, pages, dtype=torch.int32), torch.zeros(sequences + 1, dtype=torch.int32),
         torch.zeros(sequences, dtype=torch.int32), torch.tensor(0), sinks, page_tokens, kv_heads, v_dim, 0.1,
         *options, **more, pdl=True,
     )
@@ -159,13 +163,17 @@ launch(torch.bfloat16, 8192, 1, 32, 8, 128, 128)
 launch(torch.bfloat16, 4096, 1, 8, 4, 256, 256, 512, 50.0)
 launch(torch.float16, 600, 2, 71, 1, 64, 64, 0, 0.0, page_tokens=3, sinks=True)
 launch(torch.float32, 600, 1, 4, 1, 256, 256, 512)
-launch(torch.bfloat16, 600, 2, 32, 32, 128, 128, chunk=8192, slopes=torch.zeros(32))
+launch(torch.bfloat16, 128, 16, 32, 8, 128, 128, pages=4096)       # prefill in parts
+launch(torch.float16, 192, 1, 9, 3, 64, 72, 5000, 30.0, pages=4096, page_tokens=3, sinks=True)
+launch(torch.float32, 100, 1, 4, 1, 256, 256, pages=4096)
+launch(torch.bfloat16, 600, 2, 32, 32, 128, 128, chunk=8192, slopes=torch.zeros(32), pages=40)
 """
     )
     names = [each["name"] for each in compiled]
-    both = ["decode", "combine", "prefill"]
-    assert names == [*both * 3, "decode", *both, "prefill", "prefill", *both, "prefill", *both]
-    assert [each["wgmma"] for each in compiled[12:15]] == [True] * 3
+    both, parts = ["decode", "combine", "prefill"], ["prefill", "join"]
+    rest = [*both, "prefill", *both, "join", *parts * 2, *both]
+    assert names == [*both * 3, "decode", *both, "prefill", "prefill", *rest]
+    assert [each["wgmma"] for each in (*compiled[12:15], compiled[21])] == [True] * 4
 
 
 def history(lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -207,6 +215,7 @@ def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, windo
 def test_real_sizes(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int):
     for lengths, counts in (
         ([1000], [1]), ([1000, 17, 4000, 1], [1, 1, 1, 1]), ([700, 1000, 64, 33], [700, 1, 64, 1]), ([3000], [1100]),
+        ([9000], [40]), ([20000, 500, 6000, 3000], [110, 1, 300, 1]),
     ):  # fmt: skip
         arena, table, keys, values = history(lengths, kv_heads, dim, dtype)
         q = torch.randn(sum(counts), heads, dim, device="cuda").to(dtype)
@@ -219,10 +228,13 @@ def test_real_sizes(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, win
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("batches", [([1, 1, 1, 1], [1, 1, 0, 0]), ([40, 1, 1, 0], [1, 20, 0, 5])])
+@pytest.mark.parametrize(
+    "batches",
+    [([1, 1, 1, 1], [1, 1, 0, 0]), ([40, 1, 1, 0], [1, 20, 0, 5]), ([1, 20, 0, 25], [40, 1, 1, 0])],
+)
 def test_a_captured_step_serves_any_lengths(batches: tuple[list[int], list[int]]):
     first, second = batches
-    arena, table, keys, values = history([3000, 900, 77, 2000], 8, 128, torch.bfloat16)
+    arena, table, keys, values = history([9000, 900, 77, 2000], 8, 128, torch.bfloat16)
     q = torch.randn(sum(first), 32, 128, device="cuda").bfloat16()
     q_starts, kv_lens = starts(first).cuda(), torch.tensor([100, 900, 77, 0], dtype=torch.int32).cuda()
     rest = (torch.tensor(0).cuda(), None, 16, 8, 128, 0.1)
@@ -236,7 +248,7 @@ def test_a_captured_step_serves_any_lengths(batches: tuple[list[int], list[int]]
         out = step()
     q.normal_()
     q_starts.copy_(starts(second))
-    kv_lens.copy_(torch.tensor([3000, 850, 0, 1999]))
+    kv_lens.copy_(torch.tensor([9000, 850, 0, 1999]))
     graph.replay()
     assert torch.isfinite(out).all()
     for sequence, (count, length) in enumerate(zip(second, kv_lens.tolist())):

@@ -68,6 +68,13 @@ def test_no_cpu_kernel_is_offered_to_another_device():
         assert names <= {f"{op}.reference", f"{op}.triton", f"{op}.triton_pdl"}
 
 
+def test_steps_begin_and_end_with_kernels_that_start_early_where_the_device_can():
+    for op in ("begin_step", "end_step"):
+        for features, best in (((), "triton"), (("sm_90",), "triton_pdl")):
+            target = Target(device="cuda", features=frozenset(features))
+            assert registry.candidates(op, target, {})[0].name == f"{op}.{best}"
+
+
 def test_few_tokens_on_a_gpu_have_kernels_that_many_have_not():
     attrs = {"kind": "rms", "cast": "after", "groups": 1}
     for op in ("norm", "add_norm", "activation", "act_mul", "gated_activation", "linear", "linear_add"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from treadle.graph import machine
 from treadle.kernels.backend import open_backend
 from treadle.kernels.backend.cuda import CudaBackend, NoCudaError
 
@@ -73,3 +74,10 @@ def test_seconds_are_those_of_the_device() -> None:
     seconds = backend.seconds(lambda: x.add_(1))
     # 512 MiB of traffic: no card moves it in 50 us, and none of today needs 5 ms.
     assert 5e-5 < seconds < 5e-3
+
+
+@pytest.mark.gpu
+def test_features_are_those_that_the_driver_tells() -> None:
+    device = machine.cuda_device()
+    assert device is not None
+    assert CudaBackend().features == {device.capability}
