@@ -92,27 +92,6 @@ XIELU: Mapping[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta"
 """The learned parameters of xIELU, as files hold them."""
 
 
-def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Expected]]:
-    widths = {"q": op.heads * op.head_dim, "k": op.kv_heads * op.head_dim, "v": op.kv_heads * op.v_head_dim}
-    for name in "qk" if op.v_from_k else "qkv":
-        yield from _linear(f"{path}.{name}", widths[name], hidden, op.bias)
-    if op.qk_norm is not None:
-        heads = {"q": op.heads, "k": op.kv_heads}
-        for name in ("q", "k"):
-            shapes = {"full": (widths[name],), "head": (op.head_dim,), "each_head": (heads[name], op.head_dim)}
-            yield from _norm(f"{path}.{name}_norm", op.qk_norm, *shapes[op.qk_norm.scope]).items()
-    yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
-    yield from _norm(f"{path}.out_norm", op.out_norm, op.heads * op.v_head_dim).items()
-    if op.sinks:
-        yield f"{path}.sinks", Expected((op.heads,), "bias")
-    for name in ("lq1", "lk1", "lq2", "lk2") if op.diff is not None else ():
-        yield f"{path}.{name}", Expected((op.head_dim,), "bias")
-    if op.gate is not None:
-        width = op.heads if op.gate.per == "head" else op.heads * op.v_head_dim
-        yield from _linear(f"{path}.gate", width, hidden, False)
-    yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
-
-
 def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
     router, routed = op.router, op.experts + op.zero_experts
     if router.input_norm is not None:
@@ -142,6 +121,27 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
         if op.shared.gate:
             yield from _linear(f"{path}.shared_gate", 1, hidden, False)
     yield from _norm(f"{path}.expert_post", op.post, hidden).items()
+
+
+def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Expected]]:
+    widths = {"q": op.heads * op.head_dim, "k": op.kv_heads * op.head_dim, "v": op.kv_heads * op.v_head_dim}
+    for name in "qk" if op.v_from_k else "qkv":
+        yield from _linear(f"{path}.{name}", widths[name], hidden, op.bias)
+    if op.qk_norm is not None:
+        heads = {"q": op.heads, "k": op.kv_heads}
+        for name in ("q", "k"):
+            shapes = {"full": (widths[name],), "head": (op.head_dim,), "each_head": (heads[name], op.head_dim)}
+            yield from _norm(f"{path}.{name}_norm", op.qk_norm, *shapes[op.qk_norm.scope]).items()
+    yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
+    yield from _norm(f"{path}.out_norm", op.out_norm, op.heads * op.v_head_dim).items()
+    if op.sinks:
+        yield f"{path}.sinks", Expected((op.heads,), "bias")
+    for name in ("lq1", "lk1", "lq2", "lk2") if op.diff is not None else ():
+        yield f"{path}.{name}", Expected((op.head_dim,), "bias")
+    if op.gate is not None:
+        width = op.heads if op.gate.per == "head" else op.heads * op.v_head_dim
+        yield from _linear(f"{path}.gate", width, hidden, False)
+    yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
 
 
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:

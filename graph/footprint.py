@@ -30,6 +30,8 @@ WIDENED_BYTES = 32 << 20
 
 EXPERTS = "experts"
 """How rows begin whose weights only some tokens visit."""
+
+
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
 on an H200: 225 against 700 TFLOP/s."""
@@ -233,10 +235,8 @@ def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
     """Return every mixture of experts and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
-            parts: tuple[Sub | Branch, ...] = (sub, *sub.branches)
-            for part in parts:
-                if isinstance(part.op, Moe):
-                    yield f"layers.{layer.index}.{part.name}", part.op
+            parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
+            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if isinstance(op, Moe))
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:

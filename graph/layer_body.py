@@ -16,7 +16,7 @@ from treadle.graph.spec import Attention, Branch, Layer, Mlp, Moe, Norm, Op, Spe
 WRITERS: dict[type[Any], Callable[..., Node]] = {
     Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
     Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
-    Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name, write_mlp),
+    Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
 }
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""

@@ -6,15 +6,15 @@ from torch.fx import Node
 
 from treadle.graph.expected import XIELU
 from treadle.graph.layer_writer import LayerWriter, refuse
-from treadle.graph.moe_body import GATED_ONLY
 from treadle.graph.spec import Feedforward
 
+_GATED_ONLY = ("swiglu_oai", "situ")
 _LATER = ("limit", "beta", "linear_beta", "sparsity", "learned_scale")
 
 
 def write_mlp(writer: LayerWriter, op: Feedforward, h: Node, path: str, name: str) -> Node:
     """Append out_scale * down(inner_norm(act(gate_scale * gate h) * up h)), or down(inner_norm(act(up h)))."""
-    refuse(path, {field: getattr(op, field) for field in _LATER} | {"act": op.act in GATED_ONLY and op.act})
+    refuse(path, {field: getattr(op, field) for field in _LATER} | {"act": op.act in _GATED_ONLY and op.act})
     if op.gated:
         gate = writer.linear(h, f"{path}.gate", f"{name}_gate")
         gate = writer.affine(gate, scale=op.gate_scale, label=f"{name}_gate_scale")

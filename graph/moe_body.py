@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import torch
 from torch.fx import Node
 
-from treadle.graph.spec import Moe, Router, SpecError
+from treadle.graph.layer_writer import LayerWriter, refuse
+from treadle.graph.mlp_body import write_mlp
+from treadle.graph.spec import Moe, Router, Shared, SpecError
 from treadle.graph.weights import Concat, Leaf, WeightExpr
 
-if TYPE_CHECKING:
-    from treadle.graph.layer_writer import LayerWriter
-
-WriteMlp = Callable[..., Node]
-GATED_ONLY = ("swiglu_oai", "situ")
-"""Activations of gate and up together, which dense feed-forwards have no ops for."""
 LOWEST = -3.4e38
 """stands for minus infinity in a schema"""
 _LATER = ("inner_norm", "sparsity", "learned_scale")
 
 
-def write_moe(writer: LayerWriter, op: Moe, x: Node, h: Node, path: str, name: str, write_mlp: WriteMlp) -> Node:
-    """Append a mixture over ``h`` [T, C], the normed residual stream ``x``; ``write_mlp`` appends a shared expert."""
-    for field in _LATER:
-        if getattr(op, field):
-            raise SpecError(f"{path}: {field} = {getattr(op, field)!r} has no kernels yet in a mixture of experts")
-    if op.gate_scale != 1.0 or op.router.hash:
-        raise SpecError(f"{path}: gate_scale and hashed routing have no kernels yet in a mixture of experts")
+def write_moe(writer: LayerWriter, op: Moe, x: Node, h: Node, path: str, name: str) -> Node:
+    """Append a mixture over ``h`` [T, C], the normed residual stream ``x``."""
+    later = {field: getattr(op, field) for field in _LATER} | {"router.hash": op.router.hash}
+    refuse(path, {**later, "gate_scale": op.gate_scale != 1.0 and op.gate_scale, "act": op.act == "xielu" and op.act})
     weights, ids = _route(writer, op, x if op.router.input == "residual" else h, path, name)
     inputs = writer.norm(op.pre, x, f"{path}.expert_pre", f"{name}_expert_pre") if op.pre is not None else h
     if op.latent is not None:
@@ -43,12 +33,27 @@ def write_moe(writer: LayerWriter, op: Moe, x: Node, h: Node, path: str, name: s
         y = writer.linear(y, f"{path}.latent_out", f"{name}_latent_out")
     y = writer.affine(y, scale=op.out_scale, label=f"{name}_out_scale")
     if op.shared is not None:
-        if op.shared.gate:
-            raise SpecError(f"{path}: shared.gate has no kernels yet")
-        shared = write_mlp(writer, op.shared, h, f"{path}.shared", f"{name}_shared")
+        shared = _shared(writer, op.shared, h, path, name)
         share = 0.5 if op.shared.combine == "average" else 1.0
         y = writer.op("add", y, shared, share, share, label=f"{name}_with_shared")
     return writer.norm(op.post, y, f"{path}.expert_post", f"{name}_expert_post")
+
+
+def _shared(writer: LayerWriter, op: Shared, h: Node, path: str, name: str) -> Node:
+    """Return what the expert that every token visits gives, times its gate if it has one."""
+    y = write_mlp(writer, op, h, f"{path}.shared", f"{name}_shared")
+    if not op.gate:
+        return y
+    gate = writer.linear(h, f"{path}.shared_gate", f"{name}_share")
+    width = writer.model.spec.hidden
+    y = writer.op(
+        "gate_heads",
+        writer.view(y, (-1, 1, width), f"{name}_shared_out"),
+        gate,
+        "sigmoid",
+        label=f"{name}_shared_gated",
+    )
+    return writer.view(y, (-1, width), f"{name}_shared_share")
 
 
 def _route(writer: LayerWriter, op: Moe, x: Node, path: str, name: str) -> tuple[Node, Node]:

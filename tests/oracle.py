@@ -15,7 +15,6 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -108,7 +107,6 @@ def _make(name: str, case: Case, path: Path) -> None:
         known.discard("rope_parameters")
     # configurations change what they are given
     options = copy.deepcopy({**{key: value for key, value in SIZES.items() if key in known}, **case.options})
-    packed = options.pop("quantization_config", None)
     config = kind(**{key: value for key, value in options.items() if value != LEFT_OUT})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -126,10 +124,10 @@ def _make(name: str, case: Case, path: Path) -> None:
             if margin > 0.02:
                 break
         _randomise(model, f"{name}.{best[1]}", plain)
-        tensors = pack_mxfp4(model) if packed else {}
+        packed = pack_mxfp4(model) if case.packed else {}
         model.save_pretrained(path)
         if packed:
-            _add_packed(path, tensors, packed)
+            _add_packed(path, packed)
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
@@ -143,14 +141,14 @@ def _make(name: str, case: Case, path: Path) -> None:
         torch.set_num_threads(threads)
 
 
-def _add_packed(path: Path, packed: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> None:
+def _add_packed(path: Path, packed: dict[str, Tensor]) -> None:
     """Let packed tensors stand in the place of those that they pack."""
     plain = load_file(path / "model.safetensors")
     for name in packed:
         plain.pop(name.rpartition("_")[0], None)
     save_file({**plain, **packed}, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
 
 
 def _plain(model: torch.nn.Module) -> tuple[set[str], set[str], set[str]]:
@@ -168,7 +166,7 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
     for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
         if name in ones or weight.ndim == 1:
@@ -177,6 +175,7 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
             weight.copy_(noise * (0.03 if gemma else 0.1 if model.config.tie_word_embeddings else 0.5))
         else:
+            # experts stacked and stored transposed only change how large activations are
             weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else -1]))
 
 

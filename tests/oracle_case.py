@@ -44,6 +44,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     attention: str = "eager"
     """which of transformers' implementations is the reference"""
+    packed: bool = False
+    """whether the file holds experts in MXFP4"""
 
 
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=16.0, beta_slow=2.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oracle_case import FULL, GEMMA, LEFT_OUT, LLAMA3, LONGROPE, SIZES, SLIDING, UPPER, YARN, Case, rope
+from oracle_case import FULL, GEMMA, LEFT_OUT, LLAMA3, LONGROPE, SLIDING, UPPER, YARN, Case, rope
 from oracle_dense import DENSE
-from oracle_moe import MOE_CASES
+from oracle_moe import MOE
 
 CASES: dict[str, Case] = {
     "llama": Case("llama"),
@@ -44,10 +44,6 @@ CASES: dict[str, Case] = {
         "gemma3_text", {**GEMMA, "num_hidden_layers": 6, "tie_word_embeddings": False, "final_logit_softcapping": 2.0}
     ),
     **DENSE,
-    **{
-        # there None stands for a size that is not given
-        name: Case(kind, {key: LEFT_OUT if value is None and key in SIZES else value for key, value in options.items()})
-        for name, (kind, options) in MOE_CASES.items()
-    },
+    **MOE,
 }
 """Every option that the families' YAML reads, each in some case."""

@@ -19,10 +19,11 @@ DISTINCT = (
     "llama", "llama-mqa", "llama-wide-heads", "llama-longrope", "qwen2-window", "qwen3-bias-window", "gemma2",
     "gemma3-linear", "granite_swa", "cohere2", "olmo2", "exaone4", "apertus", "bitnet", "diffllama",
     "ministral3-window", "phi3-longrope", "stablelm-parallel", "gpt_neox", "falcon-alibi", "bloom-post-residual",
-    "mpt-clip", "gpt2-inverse-scale", "gptj", "openai-gpt", "ctrl", "opt-350m", "xglm", "mixtral", "qwen3-moe",
-    "gpt-oss-mxfp4", "glm4-moe", "mimo-v2-flash", "phimoe-options",
+    "mpt-clip", "gpt2-inverse-scale", "gptj", "openai-gpt", "ctrl", "opt-350m", "xglm",
+    "mixtral", "qwen3-moe-sparse", "qwen2-moe", "gpt-oss", "dots1", "hy-v3", "mimo-v2-flash", "minimax-m2", "phimoe",
+    "dbrx-options", "ernie4-5-moe", "afmoe", "laguna", "cohere2-moe", "llama4-options",
 )  # fmt: skip
-"""Every way to attend, to know positions and to sum residuals, each once."""
+"""Every way to attend, to know positions, to sum residuals and to choose experts, each once."""
 
 
 def resolved(case: Tiny, overrides: Sequence[str]) -> Resolved:

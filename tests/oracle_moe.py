@@ -1,4 +1,4 @@
-"""The oracle's mixtures of experts: model type, and what differs from its SIZES."""
+"""The cases of families with experts, and how a case packs them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from oracle_case import FULL, LEFT_OUT, SLIDING, Case
 from torch import Tensor
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 DENSE, SPARSE = "dense", "sparse"
 MIXTRAL: Mapping[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
 QWEN: Mapping[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-OLMOE: Mapping[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": None}
+OLMOE: Mapping[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32}
 GLM: Mapping[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
@@ -33,6 +33,31 @@ GPT_OSS: Mapping[str, Any] = {
 }
 
 
+MUP: Mapping[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
+ERNIE: Mapping[str, Any] = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32}
+HUNYUAN: Mapping[str, Any] = {"num_experts": 6, "intermediate_size": 32}
+LAGUNA: Mapping[str, Any] = {**RENAMED, "shared_expert_intermediate_size": 48, "sliding_window": 9}
+COHERE: Mapping[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "logit_scale": 0.25,
+    "sliding_window": 9,
+}
+LLAMA4: Mapping[str, Any] = {
+    "num_local_experts": 6,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "attention_chunk_size": 8,
+    "floor_scale": 4,
+}
+
+
 def two_ropes(**scaled: Any) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": 777.0, "partial_rotary_factor": 1.0}
     return {"rope_parameters": {SLIDING: local, FULL: {"rope_type": "default", "rope_theta": 4321.0, **scaled}}}
@@ -41,9 +66,8 @@ def two_ropes(**scaled: Any) -> dict[str, Any]:
 def dbrx(*, clip_qkv: float, moe_normalize_expert_weights: float | None = 1.0) -> dict[str, Any]:
     ffn = {"ffn_hidden_size": 32, "moe_num_experts": 6, "moe_top_k": 2, "hidden_size": 64}
     return {
-        **dict.fromkeys(
-            ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "head_dim")
-        ),
+        **dict.fromkeys(("hidden_size", "num_hidden_layers"), LEFT_OUT),
+        **dict.fromkeys(("num_attention_heads", "max_position_embeddings"), LEFT_OUT),
         "d_model": 64,
         "n_layers": 3,
         "n_heads": 4,
@@ -53,83 +77,115 @@ def dbrx(*, clip_qkv: float, moe_normalize_expert_weights: float | None = 1.0) -
     }
 
 
-MOE_CASES: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "mixtral": ("mixtral", MIXTRAL),
-    "mixtral-window": ("mixtral", {**MIXTRAL, "sliding_window": 9, "num_experts_per_tok": 1, "head_dim": 24}),
-    "qwen3-moe": ("qwen3_moe", {**QWEN, "norm_topk_prob": True, "mlp_only_layers": [1]}),
-    "qwen3-moe-sparse": (
-        "qwen3_moe",
+MOE: dict[str, Case] = {
+    "mixtral": Case("mixtral", MIXTRAL),
+    "mixtral-window": Case("mixtral", {**MIXTRAL, "sliding_window": 9, "num_experts_per_tok": 1, "head_dim": 24}),
+    "qwen3-moe": Case("qwen3_moe", {**QWEN, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-sparse": Case("qwen3_moe",
         {**QWEN, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
-    "olmoe": ("olmoe", {**OLMOE, "norm_topk_prob": True}),
-    "olmoe-clipped": ("olmoe", {**OLMOE, "clip_qkv": 0.8, "attention_bias": True}),
-    "flex-olmo": ("flex_olmo", OLMOE),
-    "flex-olmo-normalised": ("flex_olmo", {**OLMOE, "norm_topk_prob": True, "attention_bias": True}),
-    "mellum": (
-        "mellum",
+    "olmoe": Case("olmoe", {**OLMOE, "norm_topk_prob": True}),
+    "olmoe-clipped": Case("olmoe", {**OLMOE, "clip_qkv": 0.8, "attention_bias": True}),
+    "flex-olmo": Case("flex_olmo", OLMOE),
+    "flex-olmo-normalised": Case("flex_olmo", {**OLMOE, "norm_topk_prob": True, "attention_bias": True}),
+    "mellum": Case("mellum",
         {**QWEN, **two_ropes(), "sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING],
          "mlp_layer_types": [SPARSE, DENSE, SPARSE]},
     ),
-    "mellum-linear": (
-        "mellum",
+    "mellum-linear": Case("mellum",
         {**QWEN, **two_ropes(rope_type="linear", factor=3.0), "sliding_window": 9, "layer_types": [FULL, SLIDING, FULL],
          "norm_topk_prob": False, "attention_bias": True},
     ),
-    "glm4-moe": ("glm4_moe", {**GLM, "rope_parameters": {"rope_type": "default", "rope_theta": 4321.0,
+    "glm4-moe": Case("glm4_moe", {**GLM, "rope_parameters": {"rope_type": "default", "rope_theta": 4321.0,
                                                         "partial_rotary_factor": 0.5}}),
-    "glm4-moe-options": (
-        "glm4_moe",
+    "glm4-moe-options": Case("glm4_moe",
         {**GLM, **NO_GROUPS, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False,
          "first_k_dense_replace": 2, "n_shared_experts": 2, "num_nextn_predict_layers": 0},
     ),
-    "dots1": ("dots1", {**GLM, "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}),
-    "dots1-window": (
-        "dots1",
+    "dots1": Case("dots1", {**GLM, "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}),
+    "dots1-window": Case("dots1",
         {**GLM, "n_shared_experts": 1, "sliding_window": 9, "max_window_layers": 1, "attention_bias": True},
     ),
-    "solar-open": ("solar_open", GLM),
-    "solar-open-options": ("solar_open", {**GLM, **NO_GROUPS, "attention_bias": True, "norm_topk_prob": False}),
-    "exaone-moe": (
-        "exaone_moe",
+    "solar-open": Case("solar_open", GLM),
+    "solar-open-options": Case("solar_open", {**GLM, **NO_GROUPS, "attention_bias": True, "norm_topk_prob": False}),
+    "exaone-moe": Case("exaone_moe",
         {**RENAMED, "n_group": 4, "topk_group": 2, "sliding_window": 9, "sliding_window_pattern": 2,
          "num_shared_experts": 2},
     ),
-    "exaone-moe-full": ("exaone_moe", {**RENAMED, "sliding_window": 9, "layer_types": [FULL] * 3,
+    "exaone-moe-full": Case("exaone_moe", {**RENAMED, "sliding_window": 9, "layer_types": [FULL] * 3,
                                        "mlp_layer_types": [SPARSE, DENSE, SPARSE], "norm_topk_prob": False}),
-    "hy-v3": ("hy_v3", RENAMED),
-    "hy-v3-options": (
-        "hy_v3",
+    "hy-v3": Case("hy_v3", RENAMED),
+    "hy-v3-options": Case("hy_v3",
         {**RENAMED, "attention_bias": True, "num_shared_experts": 2, "mlp_layer_types": [SPARSE, DENSE, SPARSE],
          "router_scaling_factor": 1.3, "enable_moe_fp32_combine": False},
     ),
-    "mimo-v2-flash": (
-        "mimo_v2_flash",
+    "mimo-v2-flash": Case("mimo_v2_flash",
         {**GLM, **two_ropes(partial_rotary_factor=0.5), "v_head_dim": 8, "sliding_window": 9, "num_key_value_heads": 1,
          "layer_types": [FULL, SLIDING, SLIDING]},
     ),
-    "mimo-v2-flash-options": (
-        "mimo_v2_flash",
+    "mimo-v2-flash-options": Case("mimo_v2_flash",
         {**GLM, **NO_GROUPS, **two_ropes(partial_rotary_factor=1.0), "v_head_dim": 24, "attention_value_scale": None,
          "attention_bias": True, "norm_topk_prob": False, "sliding_window": 9,
          "layer_types": [SLIDING, FULL, SLIDING], "mlp_layer_types": [SPARSE, SPARSE, DENSE]},
     ),
-    "minimax-m2": ("minimax_m2", {**MIXTRAL, "rotary_dim": 8}),
-    "minimax-m2-whole-rope": ("minimax_m2", {**MIXTRAL, "num_experts_per_tok": 3}),
-    "gpt-oss": ("gpt_oss", GPT_OSS),
-    "gpt-oss-options": (
-        "gpt_oss",
+    "minimax-m2": Case("minimax_m2", {**MIXTRAL, "rotary_dim": 8}),
+    "minimax-m2-whole-rope": Case("minimax_m2", {**MIXTRAL, "num_experts_per_tok": 3}),
+    "gpt-oss": Case("gpt_oss", GPT_OSS),
+    "gpt-oss-options": Case("gpt_oss",
         {**GPT_OSS, "attention_bias": False, "swiglu_limit": 3.0, "swiglu_alpha": 1.3, "layer_types": [FULL] * 3,
          "rope_parameters": {"rope_type": "yarn", "rope_theta": 4321.0, "factor": 4.0, "beta_fast": 16.0,
                              "beta_slow": 2.0, "truncate": False, "original_max_position_embeddings": 32}},
     ),
-    "gpt-oss-mxfp4": ("gpt_oss", {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}}),
-    "dbrx": ("dbrx", dbrx(clip_qkv=8.0)),
-    "dbrx-options": ("dbrx", dbrx(clip_qkv=0.8, moe_normalize_expert_weights=None)),
-    "phimoe": ("phimoe", {**MIXTRAL, "head_dim": None}),
-    "phimoe-options": (
-        "phimoe",
-        {**MIXTRAL, "head_dim": None, "attention_bias": True, "lm_head_bias": True, "sliding_window": 9,
+    "gpt-oss-mxfp4": Case("gpt_oss", GPT_OSS, packed=True),
+    "dbrx": Case("dbrx", dbrx(clip_qkv=8.0)),
+    "dbrx-options": Case("dbrx", dbrx(clip_qkv=0.8, moe_normalize_expert_weights=None)),
+    "phimoe": Case("phimoe", {**MIXTRAL}),
+    "phimoe-options": Case("phimoe",
+        {**MIXTRAL, "attention_bias": True, "lm_head_bias": True, "sliding_window": 9,
          "router_jitter_noise": 0.3},
+    ),
+    "qwen2-moe": Case("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 48, "norm_topk_prob": True,
+                                    "mlp_only_layers": [1]}),
+    "qwen2-moe-window": Case("qwen2_moe", {**QWEN, "shared_expert_intermediate_size": 16, "use_sliding_window": True,
+                                           "sliding_window": 9, "decoder_sparse_step": 2, "qkv_bias": False}),
+    "granitemoe": Case("granitemoe", {**MIXTRAL, **MUP}),
+    "granitemoe-tied": Case("granitemoe", {**MIXTRAL, **MUP, "attention_bias": True, "tie_word_embeddings": True}),
+    "granitemoeshared": Case("granitemoeshared", {**MIXTRAL, **MUP, "shared_intermediate_size": 48}),
+    "granitemoeshared-none": Case("granitemoeshared", {**MIXTRAL, **MUP, "shared_intermediate_size": 0}),
+    "ernie4-5-moe": Case("ernie4_5_moe", ERNIE),
+    "ernie4-5-moe-options": Case(
+        "ernie4_5_moe",
+        {**ERNIE, "use_bias": True, "moe_layer_start_index": 0, "moe_layer_end_index": 1, "moe_norm_min": 0.9,
+         "moe_num_shared_experts": 1, "tie_word_embeddings": False},
+    ),
+    "hunyuan-v1-moe": Case("hunyuan_v1_moe", {**HUNYUAN, "moe_topk": 2}),
+    "hunyuan-v1-moe-by-layer": Case("hunyuan_v1_moe", {**HUNYUAN, "moe_topk": [1, 3, 2], "attention_bias": True}),
+    "afmoe": Case("afmoe", {**RENAMED, "sliding_window": 9, "global_attn_every_n_layers": 2, "route_scale": 1.7,
+                            "mup_enabled": True}),
+    "afmoe-options": Case("afmoe", {**RENAMED, "sliding_window": 9, "layer_types": [FULL, SLIDING, FULL],
+                                    "num_shared_experts": 1, "num_dense_layers": 0, "attention_bias": True}),
+    "laguna": Case("laguna", {**LAGUNA, **two_ropes(partial_rotary_factor=0.5), "layer_types": [FULL, SLIDING, SLIDING],
+                              "num_attention_heads_per_layer": [4, 4, 8]}),
+    "laguna-options": Case(
+        "laguna",
+        {**LAGUNA, **two_ropes(partial_rotary_factor=1.0), "layer_types": [SLIDING, FULL, SLIDING],
+         "gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.7,
+         "moe_routed_scaling_factor": 1.7, "mlp_layer_types": [SPARSE, DENSE, SPARSE]},
+    ),
+    "cohere2-moe": Case("cohere2_moe", {**COHERE, "num_shared_experts": 2, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "cohere2-moe-options": Case(
+        "cohere2_moe",
+        {**COHERE, "rms_norm_eps": LEFT_OUT, "expert_selection_fn": "sigmoid", "num_shared_experts": 1,
+         "shared_expert_combination_strategy": "sum", "layer_types": [FULL, SLIDING, FULL],
+         "mlp_layer_types": [DENSE, SPARSE, SPARSE], "prefix_dense_intermediate_size": 80, "attention_bias": True},
+    ),
+    "cohere2-moe-alone": Case("cohere2_moe", {**COHERE, "expert_selection_fn": "sigmoid", "norm_topk_prob": False,
+                                              "sliding_window_pattern": 2, "tie_word_embeddings": False}),
+    "llama4": Case("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3}),
+    "llama4-options": Case(
+        "llama4_text",
+        {**LLAMA4, "num_experts_per_tok": 2, "no_rope_layers": [0, 1, 0], "use_qk_norm": False,
+         "attn_temperature_tuning": False, "attention_bias": True, "moe_layers": [0, 2]},
     ),
 }  # fmt: skip
 

@@ -53,6 +53,9 @@ EXACT = (
     "gemma3-untied-capped",
     "mixtral",
     "qwen3-moe",
+    "hy-v3",
+    "gpt-oss-mxfp4",
+    "cohere2-moe",
 )
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext
-from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
 from treadle.graph.spec import Latent, ModelSpec, Moe, Norm, Router, Shared, SpecError
 from treadle.graph.weights import Concat, Leaf, WeightExpr
@@ -56,7 +55,7 @@ def run(op: Moe, tensors: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
     shapes = {name: Shape(tuple(tensor.shape)) for name, tensor in tensors.items()}
     writer = LayerWriter(ModelContext(spec, shapes, BuildOptions(dtype="float32", max_len=9, page_tokens=4)))
     streams = (writer.stream("x", C), writer.stream("h", C))
-    made = write_moe(writer, op, *streams, "layers.0.mlp", "mlp", write_mlp)
+    made = write_moe(writer, op, *streams, "layers.0.mlp", "mlp")
     body = writer.finish("moe", {"y": made})
     given: dict[str, Any] = {"x": x, "h": h, **{name: load(expr, tensors) for name, expr in writer.bound.items()}}
     (y,) = body.function()(*(given[node.name] for node in body.placeholders))
@@ -142,21 +141,25 @@ def test_latent_experts_work_in_a_narrower_space() -> None:
         torch.testing.assert_close(made[t], expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("combine", ["sum", "average"])
 @pytest.mark.parametrize("apply", ["output", "input"])
-def test_a_shared_expert_is_added(combine: str, apply: str) -> None:
+def test_a_shared_expert_is_added(apply: str, combine: str, gate: bool) -> None:
     x, h = inputs()
-    tensors = weights(shared__gate__weight=(3, C), shared__up__weight=(3, C), shared__down__weight=(C, 3))
-    made = run(Moe(experts=E, top_k=K, apply=apply, shared=Shared(combine=combine)), tensors, x, h)
+    tensors = weights(
+        shared__gate__weight=(3, C), shared__up__weight=(3, C), shared__down__weight=(C, 3), shared_gate__weight=(1, C)
+    )
+    made = run(Moe(experts=E, top_k=K, apply=apply, shared=Shared(combine=combine, gate=gate)), tensors, x, h)
     scores = (h @ tensors["layers.0.mlp.router.weight"].T).softmax(-1)
-    gate, up, down = (tensors[f"layers.0.mlp.shared.{name}.weight"] for name in ("gate", "up", "down"))
+    first, up, down = (tensors[f"layers.0.mlp.shared.{name}.weight"] for name in ("gate", "up", "down"))
     for t in range(T):
+        share = torch.sigmoid(tensors["layers.0.mlp.shared_gate.weight"] @ h[t]) if gate else 1.0
         chosen = scores[t].topk(K).indices.tolist()
         if apply == "input":
             total = sum(visit(tensors, h[t] * scores[t, e], e) for e in chosen)
         else:
             total = sum(scores[t, e] * visit(tensors, h[t], e) for e in chosen)
-        total = total + down @ (F.silu(gate @ h[t]) * (up @ h[t]))
+        total = total + share * (down @ (F.silu(first @ h[t]) * (up @ h[t])))
         torch.testing.assert_close(made[t], total / 2 if combine == "average" else total, atol=1e-5, rtol=1e-4)
 
 
