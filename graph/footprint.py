@@ -10,7 +10,7 @@ from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, 
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.spec import Attention, Branch, Mlp, ModelSpec, Moe, Op, RopeTable, Sub
+from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
 INT8_GROUP = 32
