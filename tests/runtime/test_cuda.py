@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import NEW_TOKENS, VOCAB, Tiny, tiny
-from oracle_engine import DISTINCT, check, engine_of, greedy, resolved
+from oracle import CASES, NEW_TOKENS, VOCAB, Tiny, tiny
+from oracle_engine import check, engine_of, greedy, resolved
 
 from treadle.conf.load import compose
 from treadle.graph.resolve import resolve
@@ -26,7 +26,7 @@ LIMITS = ("scheduler.max_num_seqs=4", "scheduler.max_step_tokens=20")
 FUSED = ("passes.compile=false", *CUDA, *LIMITS)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_oracle(name: str) -> None:
     check(tiny(name), FUSED)
 
@@ -36,7 +36,7 @@ def test_references_equal_the_oracle(name: str) -> None:
     check(tiny(name), ("passes=reference", *CUDA, *LIMITS))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "qwen3-moe", "cohere2"])
 def test_compiled_bodies_equal_the_oracle(name: str, tmp_path: Path) -> None:
     check(tiny(name), (*CUDA, *LIMITS, f"passes.compile_cache={tmp_path}"))
 
@@ -56,7 +56,7 @@ def alone(case: Tiny, prompts: Sequence[list[int]]) -> list[list[int]]:
         return [greedy(engine, [prompt], f"alone{index}.")[0] for index, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-bias-window"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-bias-window", "mixtral", "bloom"])
 def test_load_in_scattered_pages_changes_no_answer(name: str) -> None:
     """Ragged lengths, shared beginnings, preemptions and aborts, over pages in random order."""
     case, prompts = tiny(name), random_prompts(40, 60)
