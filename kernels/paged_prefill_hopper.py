@@ -148,7 +148,7 @@ def _step(
 @gluon.jit
 def _consume(
     q, keys, values, k_ready, k_free, v_ready, v_free, out, sinks, first, begin, count, length, kv_head, start, hi,
-    scale, HALF: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr,
+    seen, scale, HALF: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, DIM: gl.constexpr,
     BN: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
     """Compute rows HALF * 64 .. of the tile."""
@@ -183,11 +183,11 @@ def _consume(
         )  # fmt: skip
     n = blocks - 1
     mbarrier.wait(v_ready.index(n % DEPTH), n // DEPTH & 1)
-    # Rows of the last page that hold no token may hold anything, even NaN, which no weight of 0 takes away.
+    # Rows without a token may hold anything, even NaN, which no weight of 0 takes away.
     last = values.index(n % DEPTH)
-    if hi % BN > 0:
+    if (start + blocks) * BN > seen:
         t = (start + n) * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, LOAD))
-        last.store(gl.where((t < hi)[:, None], last.load(LOAD), 0.0))
+        last.store(gl.where((t < seen)[:, None], last.load(LOAD), 0.0))
         fence_async_shared()
     acc = warpgroup_mma(p, last, acc)
     head = kv_head * GROUP + row % GROUP
@@ -274,8 +274,9 @@ def prefill(
         v_row = layer_row + (KV_HEADS + kv_head) * PAGE
         # Rows past the last sequence read no page of their own.
         pages = page_table + gl.minimum(sequence, num_seqs - 1).to(gl.int64) * table_stride
+        seen = gl.minimum(length - count + begin + TOKENS, length)
         # A tile without any key takes one block, of which it sees nothing.
-        hi = gl.maximum(gl.minimum(length - count + begin + TOKENS, length), 1)
+        hi = gl.maximum(seen, 1)
         start = 0
         if WINDOW > 0:
             start = gl.maximum(length - count + begin - (WINDOW - 1), 0) // BN
@@ -285,16 +286,16 @@ def prefill(
                     _consume,
                     (
                         queries.index(0), keys, values, k_ready, k_free, v_ready, v_free, out, sinks, first, begin,
-                        count, length, kv_head, start, hi, scale, 0, HEADS, GROUP, TOKENS, DIM, BN, WINDOW, SOFTCAP,
-                        HAS_SINKS, DEPTH,
+                        count, length, kv_head, start, hi, seen, scale, 0, HEADS, GROUP, TOKENS, DIM, BN, WINDOW,
+                        SOFTCAP, HAS_SINKS, DEPTH,
                     ),
                 ),
                 (
                     _consume,
                     (
                         queries.index(1), keys, values, k_ready, k_free, v_ready, v_free, out, sinks, first, begin,
-                        count, length, kv_head, start, hi, scale, 1, HEADS, GROUP, TOKENS, DIM, BN, WINDOW, SOFTCAP,
-                        HAS_SINKS, DEPTH,
+                        count, length, kv_head, start, hi, seen, scale, 1, HEADS, GROUP, TOKENS, DIM, BN, WINDOW,
+                        SOFTCAP, HAS_SINKS, DEPTH,
                     ),
                 ),
                 (
