@@ -22,7 +22,8 @@ from treadle.runtime.params import RequestError, SamplingParams
         ({"n": 0}, "n", r"n=0 is outside \[1, 1024\]"),
         ({"presence_penalty": 2.5}, "presence_penalty", r"presence_penalty=2.5 is outside \[-2, 2\]"),
         ({"frequency_penalty": -3}, "frequency_penalty", r"frequency_penalty=-3 is outside \[-2, 2\]"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty", r"repetition_penalty=0.0 is outside \(0, 100\]"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty", r"repetition_penalty=0.0 is outside \[0.01, 100\]"),
+        ({"repetition_penalty": 1e-45}, "repetition_penalty", r"repetition_penalty=1e-45 is outside"),
         ({"logprobs": -1}, "logprobs", r"logprobs=-1 is outside \[0, 20\]"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", r"prompt_logprobs=21 is outside \[0, 20\]"),
         ({"logprob_token_ids": []}, "logprob_token_ids", "logprob_token_ids is empty; leave it out"),
@@ -88,6 +89,8 @@ def test_fields_may_be_set_until_the_parameters_are_handed_over():
     ("given", "field"),
     [
         ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1, "5": 2}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
         ({"logit_bias": {5: "a"}}, "logit_bias"),
         ({"logit_bias": {5.5: 1}}, "logit_bias"),
         ({"logits_processors": [print]}, "logits_processors"),
