@@ -150,6 +150,11 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
         # Made anew, since fields may have been set in any of the forms that the constructor takes.
         given = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
         try:
+            # Arguments of processors are of any type, as long as they can be sent to the engine process.
+            msgspec.msgpack.encode(given.logits_processors)
+        except (TypeError, OverflowError, RecursionError, ValueError) as error:
+            raise RequestError(f"logits_processors: {error}", "logits_processors") from error
+        try:
             return msgspec.convert(msgspec.to_builtins(given), SamplingParams)
         except (msgspec.ValidationError, TypeError, OverflowError) as error:
             # msgspec ends its message with the path: ... - at `$.top_k`, `$.stop[0]` or `key in `$.logit_bias`

@@ -94,6 +94,7 @@ def test_fields_may_be_set_until_the_parameters_are_handed_over():
         ({"logit_bias": {5: "a"}}, "logit_bias"),
         ({"logit_bias": {5.5: 1}}, "logit_bias"),
         ({"logits_processors": [print]}, "logits_processors"),
+        ({"logits_processors": {"mine": {"by": 2**64}}}, "logits_processors"),
         ({"bad_words": [3]}, "bad_words"),
         ({"n": 1.5}, "n"),
     ],

@@ -85,7 +85,7 @@ def test_a_processor_that_leaves_the_program_is_refused(monkeypatch: pytest.Monk
         raise SystemExit(3)
 
     monkeypatch.setattr(EntryPoint, "load", lambda self: leave)
-    with pytest.raises(RequestError, match="halved refuses {}: SystemExit: 3"):
+    with pytest.raises(RequestError, match=r"halved refuses \{\}: SystemExit: 3"):
         make_processors({"halved": {}})
 
 
