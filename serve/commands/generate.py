@@ -51,7 +51,7 @@ def run(
             raise ConfigError("a file of prompts needs input and output, and no prompt", key="generate", hint=hint)
         params.check(resolved.spec.vocab)
         return answer_file(resolved, console, Path(input), Path(output), params)
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     # What cannot run is refused before weights are loaded.
     prepare(tokenizer, prompt, params, limits_of(resolved), request_id="", clamp=True)
     with LLM.from_resolved(resolved, tokenizer) as llm:
@@ -114,7 +114,7 @@ def _served(resolved: Resolved) -> Served:
     from treadle.serve.served import Served
 
     deployment = resolved.deployment
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
 
     @cache
     def template() -> ChatTemplate:

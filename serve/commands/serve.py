@@ -29,7 +29,7 @@ def serving_plan(resolved: Resolved) -> Plan:
     """Return what the HTTP process needs to know of a deployment. Raises TokenizerError."""
     deployment = resolved.deployment
     # Here, not beside the engine: a model without one is refused before anything starts.
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     return Plan(
         config=deployment.serve,
         name=deployment.serve.served_name or deployment.model.name,
