@@ -187,10 +187,8 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
             raise RequestError(f"top_p={self.top_p} is outside (0, 1]", "top_p")
         if not MIN_REPETITION <= self.repetition_penalty <= 100.0:  # a smaller one would make logits infinite
             value = self.repetition_penalty
-            limits = f"[{MIN_REPETITION}, 100]"
-            raise RequestError(
-                f"repetition_penalty={value} is outside {limits}; 1 changes nothing", "repetition_penalty"
-            )
+            span = f"[{MIN_REPETITION}, 100]"
+            raise RequestError(f"repetition_penalty={value} is outside {span}; 1 changes nothing", "repetition_penalty")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens not in range(-1, 2**31):
             value = self.truncate_prompt_tokens
             raise RequestError(f"truncate_prompt_tokens={value} is neither -1 nor at least 1", "truncate_prompt_tokens")
