@@ -276,8 +276,7 @@ class Engine:
         """Append a token, find out whether it is the last, and return the output."""
         if token < 0:
             output = self._report(sequence, [], "error")
-            failure = None if sequence.processors is None else sequence.processors.failure
-            output.error = failure or "the model gave logits that are not finite"
+            output.error = _failure(sequence)
             self._finish(sequence, "error")
             return output
         sequence.tokens.append(token)
@@ -329,6 +328,14 @@ class Engine:
         self._checked = True
         for owner, count in self._scheduler.heal().items():
             log.error("request %s leaked %d pages; they are free again", owner, count)
+
+
+def _failure(sequence: Sequence) -> str:
+    """Return why a sequence has no token."""
+    processors = sequence.processors
+    if processors is None:
+        return "the model gave logits that are not finite"
+    return processors.failure or f"the model or its logits processors ({processors.names}) gave no finite logits"
 
 
 def _logprob(samples: Samples, row: int, count: int, asked: int) -> TokenLogprob:

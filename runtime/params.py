@@ -17,6 +17,7 @@ MAX_N = 1024
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 16
+MIN_REPETITION = 0.01
 MAX_BIAS = 1000
 """a larger one forbids or forces a token, which others do better"""
 
@@ -149,6 +150,11 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
         # Made anew, since fields may have been set in any of the forms that the constructor takes.
         given = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
         try:
+            # Arguments of processors are of any type, as long as they can be sent to the engine process.
+            msgspec.msgpack.encode(given.logits_processors)
+        except (TypeError, OverflowError, RecursionError, ValueError) as error:
+            raise RequestError(f"logits_processors: {error}", "logits_processors") from error
+        try:
             return msgspec.convert(msgspec.to_builtins(given), SamplingParams)
         except (msgspec.ValidationError, TypeError, OverflowError) as error:
             # msgspec ends its message with the path: ... - at `$.top_k`, `$.stop[0]` or `key in `$.logit_bias`
@@ -179,11 +185,10 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", "min_tokens")
         if not 0.0 < self.top_p <= 1.0:
             raise RequestError(f"top_p={self.top_p} is outside (0, 1]", "top_p")
-        if not 0.0 < self.repetition_penalty <= 100.0:
+        if not MIN_REPETITION <= self.repetition_penalty <= 100.0:  # a smaller one would make logits infinite
             value = self.repetition_penalty
-            raise RequestError(
-                f"repetition_penalty={value} is outside (0, 100]; 1 changes nothing", "repetition_penalty"
-            )
+            span = f"[{MIN_REPETITION}, 100]"
+            raise RequestError(f"repetition_penalty={value} is outside {span}; 1 changes nothing", "repetition_penalty")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens not in range(-1, 2**31):
             value = self.truncate_prompt_tokens
             raise RequestError(f"truncate_prompt_tokens={value} is neither -1 nor at least 1", "truncate_prompt_tokens")
@@ -237,9 +242,13 @@ def _check_ids(name: str, ids: tuple[int, ...], vocab: int, most: int | None) ->
 def _whole(key: object) -> object:
     """Return a key of JSON as the number that it spells, and others as they are."""
     try:
-        return int(key) if isinstance(key, str) else key
-    except ValueError as error:
-        raise RequestError(f"logit_bias names token {reprlib.repr(key)}, which is no token id", "logit_bias") from error
+        number = int(key) if isinstance(key, str) else key
+    except ValueError:
+        number = None
+    # Only one spelling, so that no two keys mean one token.
+    if isinstance(key, str) and str(number) != key:
+        raise RequestError(f"logit_bias names token {reprlib.repr(key)}, which is no token id", "logit_bias")
+    return number
 
 
 def _spell(limit: float) -> str:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Processor = Callable[["Tensor", "Tensor"], "Tensor | None"]
 
 
+MAX_MESSAGE = 1000
+"""characters of what a processor raises that its client is told"""
+
+
 class RowProcessors:
     """The processors of one answer, in the order in which its request names them."""
 
@@ -29,6 +33,11 @@ class RowProcessors:
         self._processors = dict(processors)
         self.failure: str | None = None
         """what one of them raised"""
+
+    @property
+    def names(self) -> str:
+        """How they are called, for messages."""
+        return ", ".join(self._processors)
 
     def apply(self, token_ids: Tensor, logits: Tensor) -> None:
         """Change a row of ``logits`` [V] in place; it holds nothing finite once a processor has failed."""
@@ -39,8 +48,8 @@ class RowProcessors:
                     if result.shape != logits.shape:
                         raise ValueError(f"returned logits of shape {[*result.shape]}, not {[*logits.shape]}")
                     logits.copy_(result)
-            except Exception as error:
-                self.failure = f"logits processor {name} failed: {type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:
+                self.failure = f"logits processor {name} failed: {_describe(error)}"
                 logits.fill_(float("nan"))
                 return
 
@@ -66,9 +75,22 @@ def make_processors(wanted: Mapping[str, Mapping[str, Any]] | None) -> RowProces
     for name, arguments in wanted.items():
         try:
             made[name] = installed_processors()[name].load()(**arguments)
-        except Exception as error:  # foreign code: whatever it raises is about these arguments, or its installation
-            reason = f"{type(error).__name__}: {error}"
+        # Foreign code: whatever it raises is about these arguments, or its installation.
+        except (Exception, SystemExit) as error:
+            reason = _describe(error)
             raise RequestError(
                 f"logits_processors: {name} refuses {dict(arguments)}: {reason}", "logits_processors"
             ) from error
     return RowProcessors(made)
+
+
+def _describe(error: BaseException) -> str:
+    """Return what foreign code raised, as text that can be sent, whatever its message is."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "its message cannot be read"
+    message = message.encode("utf-8", "backslashreplace").decode()
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]} ..."
+    return f"{type(error).__name__}: {message}"

@@ -37,6 +37,9 @@ from treadle.runtime.request import Abort, Output, Request, RequestError, Stats
 STATS_S = 0.25
 """seconds between two Stats while the engine works"""
 
+RECEIVE_S = 0.02
+"""seconds after which requests that still wait to be taken in let those that run have a step"""
+
 EXIT_USER = 2
 """exit code for a mistake in the configuration, already explained in the Failure"""
 
@@ -99,7 +102,8 @@ class Loop:
                 self._sender.send(encode(replies))
 
     def _receive(self, replies: list[Outbound]) -> bool:
-        """Hand every waiting message to the engine; False after Shutdown."""
+        """Hand waiting messages to the engine, as many as RECEIVE_S allows beside its work; False after Shutdown."""
+        until_s = time.monotonic() + RECEIVE_S
         flags = zmq.NOBLOCK if self._engine.has_work else 0
         while True:
             try:
@@ -111,6 +115,8 @@ class Loop:
                 if isinstance(message, Shutdown):
                     return False
                 self._dispatch(message, replies)
+            if self._engine.has_work and time.monotonic() >= until_s:
+                return True
 
     def _dispatch(self, message: Inbound, replies: list[Outbound]) -> None:
         if isinstance(message, Abort):

@@ -105,8 +105,9 @@ class EngineClient:
         if self._death is not None:
             raise self._death
         stream = Stream(request, self)
-        self._streams[request.id] = stream
+        # Only what was sent is ended by an answer, and may count as under way.
         self.send(request)
+        self._streams[request.id] = stream
         return stream
 
     def send(self, message: Inbound) -> None:

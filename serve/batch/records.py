@@ -114,6 +114,9 @@ def _name(given: Any, key: str, line: int) -> str | int:
         return f"line-{line}"
     if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
         raise ApiError(400, f"{key} must be a text or an integer", param=key, code="invalid_value")
+    if isinstance(given, int) and not -(2**63) <= given < 2**64:
+        message = f"{key} is an integer of more than 64 bits; write it as a text"
+        raise ApiError(400, message, param=key, code="invalid_value")
     return given
 
 
@@ -130,7 +133,7 @@ def _openai(fields: dict[str, Any]) -> tuple[type[Fields], dict[str, Any]]:
     for name in fields:
         check_known(name, OPENAI)
     url, body = fields.get("url"), fields.get("body")
-    if url not in URLS:
+    if not isinstance(url, str) or url not in URLS:
         raise ApiError(400, f"url must be {' or '.join(URLS)}", param="url", code="invalid_value")
     if fields.get("method", "POST") != "POST":
         raise ApiError(400, "method must be POST", param="method", code="invalid_value")

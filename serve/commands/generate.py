@@ -77,7 +77,7 @@ def answer_file(resolved: Resolved, console: Console, source: Path, target: Path
         if any(record.key not in results.done for record in read_records(source, defaults)):
             _answer(resolved, served, console, results, source, defaults, total)
         else:
-            console.print(f"{target} has all {total} answers")
+            console.out(f"{target} has all {total} answers", highlight=False)  # a path is neither markup nor cut
         results.sort(read_records(source, defaults))
     return 0
 

@@ -56,6 +56,39 @@ def test_a_failure_is_kept_and_leaves_nothing_to_draw() -> None:
     assert broken.failure == "logits processor bad failed: ValueError: returned logits of shape [2], not [3]"
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Mute(), "Mute: its message cannot be read"),
+        (SystemExit(3), "SystemExit: 3"),
+        (ValueError("\ud800"), "ValueError: \\ud800"),
+        (ValueError("x" * 5000), f"ValueError: {'x' * 1000} ..."),
+    ],
+)
+def test_whatever_foreign_code_raises_becomes_a_message_that_can_be_sent(error: BaseException, words: str) -> None:
+    def fail(*_values: Any, **_options: Any) -> None:
+        raise error
+
+    broken = RowProcessors({"bad": fail})
+    broken.apply(torch.tensor([1]), torch.zeros(3))
+    assert broken.failure == f"logits processor bad failed: {words}"
+    assert broken.failure.encode()
+
+
+def test_a_processor_that_leaves_the_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(EntryPoint, "load", lambda self: leave)
+    with pytest.raises(RequestError, match=r"halved refuses \{\}: SystemExit: 3"):
+        make_processors({"halved": {}})
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

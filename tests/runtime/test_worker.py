@@ -128,3 +128,24 @@ def test_an_idle_loop_blocks(bench):
     bench.send(request("a"))
     bench.until_idle()
     assert bench.outputs.poll(300) == 0
+
+
+def test_many_requests_do_not_hold_up_those_that_run(monkeypatch):
+    monkeypatch.setattr("treadle.runtime.worker.RECEIVE_S", 0.0)
+    bench, sent, steps = Bench(), threading.Event(), []
+    add = bench.engine.add
+
+    def slow_add(request):
+        sent.wait()
+        steps.append(bench.engine.steps)
+        add(request)
+
+    monkeypatch.setattr(bench.engine, "add", slow_add)
+    try:
+        for i in range(3):
+            bench.send(Request(id=f"r{i}", prompt=[1], params=SamplingParams()))
+        sent.set()
+        bench.until_idle()
+    finally:
+        bench.close()
+    assert steps == [0, 1, 2]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +57,8 @@ def test_another_process_and_other_files_are_left_alone(tmp_path):
     write(target, 1)
     with open_results(target), pytest.raises(ConfigError, match="another process"), open_results(target):
         pass
-    for content in ("hello\n", '{"a": 1}\n', "[]\n"):
+    answer = '{"id":"r1","line":1}\n'
+    for content in ("hello\n", '{"a": 1}\n', "[]\n", "hello", '{"id":1,"a":2}', '{\n"a": 1}', "hello\n" + answer[:9]):
         target.write_text(content)
         with pytest.raises(ConfigError, match="line 1 is no answer of a batch"), open_results(target):
             pass
@@ -88,3 +91,47 @@ def test_a_full_disk_says_that_the_next_start_goes_on(tmp_path, monkeypatch):
     monkeypatch.undo()
     write(target, 2)
     assert ids(target) == ["r1", "r2"]
+
+
+def test_a_full_disk_at_the_end_leaves_the_answers_as_they_came(tmp_path, monkeypatch):
+    target = tmp_path / "out.jsonl"
+    write(target, 2, 1)
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with (
+        pytest.raises(ConfigError, match=r"cannot be put into order: No space left on device"),
+        open_results(target) as results,
+    ):
+        results.sort([record(1), record(2)])
+    assert ids(target) == ["r2", "r1"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_link_stays_a_link_and_a_device_is_refused(tmp_path):
+    target, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    write(link, 2, 1)
+    with open_results(link) as results:
+        results.sort([record(1), record(2)])
+    assert link.is_symlink()
+    assert ids(target) == ["r1", "r2"]
+    with pytest.raises(ConfigError, match="not a regular file"), open_results(Path(os.devnull)):
+        pass
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_written(tmp_path, monkeypatch):
+    target = tmp_path / "out.jsonl"
+    write(target, 2, 1)
+    real = fcntl.flock
+
+    def another_run_ends_first(descriptor, how):
+        (tmp_path / "new").write_bytes(target.read_bytes())
+        (tmp_path / "new").replace(target)
+        real(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", another_run_ends_first)
+    with pytest.raises(ConfigError, match="another process has just written"), open_results(target):
+        pass

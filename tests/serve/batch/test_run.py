@@ -173,7 +173,7 @@ def test_lines_of_openais_are_answered_in_openais_shape(tmp_path):
 
 def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys):
     write_directory(write_model(tmp_path / "tiny"), chat_template=TEMPLATE)
-    source, target = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    source, target = tmp_path / "prompts.jsonl", tmp_path / "out[b].jsonl"
     lines = [{"id": f"p{i}", "prompt": [5] * (1 + i % 3), "max_tokens": 80, "ignore_eos": True} for i in range(40)]
     source.write_text("\n".join(map(json.dumps, lines)) + "\nnonsense\n")
     words = ["generate", "model=hf", f"model.path={tmp_path / 'tiny'}", "passes=reference", "kv.memory=8MiB"]
@@ -198,7 +198,7 @@ def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys
     assert f"{kept} before" in said
     monkeypatch.setattr("treadle.runtime.build.build_engine", None)
     assert main(words) == 0, "what is complete loads nothing"
-    assert "has all 41 answers" in capsys.readouterr().out
+    assert f"{target} has all 41 answers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

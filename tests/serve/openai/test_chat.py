@@ -115,6 +115,8 @@ def test_a_turn_that_came_back_is_taken(server):
         ({"guided_json": {}}, "guided_json", "not supported"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "not supported"),
         ({"request_id": "x" * 201}, "request_id", "200"),
+        ({"request_id": "a\r\nx-other: 1"}, "request_id", "ASCII"),
+        ({"request_id": "\u65e5", "stream": True}, "request_id", "ASCII"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs", "20"),
         ({"logprobs": 3}, "logprobs", "boolean"),

@@ -151,7 +151,7 @@ def test_logprobs_cover_text_that_is_held_back(server):
         ({"logit_bias": {"5": "a"}}, "logit_bias", "number"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "[-2, 2]"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "(0, 100]"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "[0.01, 100]"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
         ({"bad_words": [5]}, "bad_words[0]", "string"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
