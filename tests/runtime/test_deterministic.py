@@ -1,0 +1,129 @@
+"""passes.deterministic: the bits of an answer do not depend on what runs beside it, is cached, or cut its prompt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tiny_model import write_model
+
+from treadle.conf.load import compose
+from treadle.graph.resolve import resolve
+from treadle.runtime.build import build_engine
+from treadle.runtime.engine import Engine
+from treadle.runtime.request import Request, SamplingParams
+
+VOCAB = 64
+PAGE = 4
+NEW = 10
+# Neither the channels of a head nor those of the MLP are a multiple of a vector's.
+SHAPE = {"head_dim": 20, "intermediate_size": 50}
+
+Answer = list[tuple[int, float, tuple[int, ...], tuple[float, ...]]]
+"""A token, its log-probability, and the likeliest tokens with theirs."""
+
+KINDS = {
+    "float32": ("model.dtype=float32", "passes.quantize=none"),
+    "bfloat16": ("model.dtype=bfloat16", "passes.quantize=none"),
+    "int8": ("model.dtype=bfloat16", "passes.quantize=int8"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deterministic")
+
+
+Open = Callable[..., "Iterator[Engine]"]
+
+
+@contextmanager
+def engine_of(folder: Path, kind: str, *overrides: str, pages: int = 600) -> Iterator[Engine]:
+    model = write_model(folder / "model")
+    base = [
+        "model=hf", "model.weights=dummy", *(f"model.config.{key}={size}" for key, size in SHAPE.items()), f"model.path={model}", "hardware=cpu", "hardware.threads=2", "passes.deterministic=true",
+        f"passes.compile_cache={folder / 'compiled'}", f"kv.page_tokens={PAGE}", "model.max_len=128",
+        "scheduler.max_num_seqs=32", *KINDS[kind],
+    ]  # fmt: skip
+    page_bytes = resolve(compose([*base, *overrides])).plan.kv.page_bytes
+    deployment = compose([*base, f"kv.memory={(pages + 1) * page_bytes}", *overrides])
+    engine = build_engine(resolve(deployment), lambda phase, done=0, total=0: None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def asked(name: str, prompt: Sequence[int], seed: int | None = None) -> Request:
+    chance = {"temperature": 0.0} if seed is None else {"temperature": 1.0, "seed": seed, "top_p": 0.95, "top_k": 40}
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=5, **chance)  # type: ignore[arg-type]
+    return Request(id=name, prompt=list(prompt), params=params)
+
+
+def play(
+    engine: Engine, requests: Sequence[Request], neighbours: Sequence[Request] = (), seed: int = 0
+) -> list[Answer]:
+    """Return the answers to ``requests``, each of which, and each neighbour, comes at a random step."""
+    rng = random.Random(seed)
+    arrivals = sorted(((rng.randrange(12) if neighbours else 0), i) for i in range(len(requests) + len(neighbours)))
+    everyone = [*requests, *neighbours]
+    answers: dict[str, Answer] = {each.id: [] for each in everyone}
+    step = 0
+    while arrivals or engine.has_work:
+        while arrivals and arrivals[0][0] <= step:
+            engine.add(everyone[arrivals.pop(0)[1]])
+        step += 1
+        for output in engine.step():
+            assert output.error is None
+            for token, each in zip(output.token_ids, output.logprobs or [], strict=True):
+                answers[output.id].append((token, each.logprob, tuple(each.top_ids), tuple(each.top_logprobs)))
+    return [answers[each.id] for each in requests]
+
+
+def neighbours_of(count: int, tag: str) -> list[Request]:
+    rng = random.Random(count)
+    return [
+        asked(f"{tag}{i}", prompt_of(1000 + count + i, rng.choice([1, 3, 17, 40, 90])), rng.choice([None, i]))
+        for i in range(count)
+    ]
+
+
+PROMPTS = [prompt_of(7, 1), prompt_of(8, 37), prompt_of(9, 100)]
+
+
+def ours(tag: str) -> list[Request]:
+    return [asked(f"{tag}{i}", prompt, i if i else None) for i, prompt in enumerate(PROMPTS)]
+
+
+def alone(engine: Engine, tag: str = "alone") -> list[Answer]:
+    return [play(engine, [each])[0] for each in ours(tag)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_has_the_same_bits_in_any_company(folder: Path, kind: str) -> None:
+    with engine_of(folder, kind) as engine:
+        expected = alone(engine)
+        assert all(len(answer) == NEW for answer in expected)
+        hits = engine.stats().prefix_hit_tokens
+        assert alone(engine, "warm") == expected
+        assert engine.stats().prefix_hit_tokens > hits
+        for count in (1, 7, 31):
+            assert play(engine, ours(f"{count}."), neighbours_of(count, f"other{count}."), count) == expected
+    with engine_of(folder, kind, "kv.prefix_cache=false", "scheduler.max_step_tokens=32") as engine:
+        assert alone(engine) == expected
+        assert play(engine, ours("beside"), neighbours_of(7, "other")) == expected
+        assert play(engine, ours("beside again"), neighbours_of(31, "other again")) == expected
+    chunked = ("kv.prefix_cache=false", "scheduler.max_num_seqs=4", "scheduler.max_step_tokens=7")
+    with engine_of(folder, kind, *chunked, pages=50) as engine:
+        assert alone(engine) == expected
+        # 50 pages hold two of the long ones.
+        assert play(engine, ours("tight"), neighbours_of(7, "other")) == expected
+        assert engine.stats().preemptions > 0
