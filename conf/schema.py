@@ -230,6 +230,12 @@ class SchedulerConfig:
         ),
     )
     max_queue: int = field(default=256, metadata=_about("requests that may wait; more are refused with 429", low=0))
+    seed: int | None = field(
+        default=None,
+        metadata=_about(
+            "of requests that bring none, in the order of their arrival; null: other ones in every run", low=0
+        ),
+    )
     overlap: bool | None = field(
         default=None,
         metadata=_about(
@@ -259,6 +265,10 @@ class BenchConfig:
     name: str = field(default="", metadata=_about("name of the recipe, for its results"))
     trials: int = field(default=5, metadata=_about("measurements of each row; the median counts", low=1))
     warmup: int = field(default=1, metadata=_about("runs of each row before them that do not count", low=0))
+    temperature: float = field(
+        default=0.0,
+        metadata=_about("of treadle's requests: 0 is greedy; with random experts, text that varies visits all", low=0),
+    )
     patience_s: float = field(
         default=10.0,
         metadata=_about(

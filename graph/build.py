@@ -17,7 +17,8 @@ from torch.fx import Node
 
 from treadle.graph.body import BodyWriter
 from treadle.graph.ir import Body, Call, Graph, Level, Role, Shapes
-from treadle.graph.spec import Attention, Layer, Mlp, ModelSpec, Norm, SpecError, Sub
+from treadle.graph.moe_body import GATED_ONLY, write_moe
+from treadle.graph.spec import Attention, Feedforward, Layer, Mlp, ModelSpec, Moe, Norm, SpecError, Sub
 from treadle.graph.state import LayerKV, PagedKV
 from treadle.graph.weights import Leaf, RopeRows, WeightExpr
 
@@ -184,23 +185,25 @@ def _write_layer(
             h = writer.norm(sub.pre, x, f"{path}.pre", f"{sub.name}_pre")
         elif sub.pre is None:
             h = x
-        y = _write_sub(writer, sub, h, path)
+        y = _write_sub(writer, sub, x, h, path)
         y = writer.norm(sub.post, y, f"{path}.post", f"{sub.name}_post")
         x = writer.op("add", x, y, sub.skip_scale, sub.out_scale, label=f"{sub.name}_residual")
     h = writer.norm(next_norm, x, next_path, "next_norm")
     return {"x": x, "h": h}, writer.slot
 
 
-def _write_sub(writer: LayerWriter, sub: Sub, h: Node, path: str) -> Node:
+def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str) -> Node:
     _refuse(path, {name: getattr(sub, name) for name in _LATER_SUB})
     match sub.op:
         case Attention():
             return _write_attention(writer, sub.op, h, path, sub.name)
         case Mlp():
             return _write_mlp(writer, sub.op, h, path, sub.name)
+        case Moe():
+            return write_moe(writer, sub.op, x, h, path, sub.name, _write_mlp)
         case _:
             raise SpecError(
-                f"{path}: op {type(sub.op).__name__.lower()} has no kernels yet; there are attention and mlp"
+                f"{path}: op {type(sub.op).__name__.lower()} has no kernels yet; there are attention, mlp and moe"
             )
 
 
@@ -248,8 +251,8 @@ def _position(writer: LayerWriter, op: Attention, x: Node, path: str, name: str,
     return x
 
 
-def _write_mlp(writer: LayerWriter, op: Mlp, h: Node, path: str, name: str) -> Node:
-    _refuse(path, {field: getattr(op, field) for field in _LATER_MLP})
+def _write_mlp(writer: LayerWriter, op: Feedforward, h: Node, path: str, name: str) -> Node:
+    _refuse(path, {field: getattr(op, field) for field in _LATER_MLP} | {"act": op.act in GATED_ONLY and op.act})
     if op.gated:
         gate = writer.linear(h, f"{path}.gate", f"{name}_gate")
         gate = writer.affine(gate, scale=op.gate_scale, label=f"{name}_gate_scale")

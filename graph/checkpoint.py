@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
 from treadle.graph.expected import Expected, expected
-from treadle.graph.source import READABLE, Source
+from treadle.graph.mxfp4 import BLOCK, dequantize_mxfp4, scales_name, unpacked_shape
+from treadle.graph.source import PACKED, READABLE, Source
 from treadle.graph.spec import ModelSpec, Rule
 
 if TYPE_CHECKING:
@@ -93,13 +94,25 @@ class Checkpoint:
         self.weights: Mapping[str, WeightInfo] = found | made
 
     def read(self, name: str) -> Tensor:
-        """Return one canonical weight in the source's float dtype. Weights in ``initial`` have none: KeyError."""
+        """Return one canonical weight in a float dtype. Weights in ``initial`` have none: KeyError."""
         import torch
 
+        parts = dict(self.pieces(name))
+        return parts[None] if None in parts else torch.stack([parts[index] for index in range(len(parts))])
+
+    def pieces(self, name: str) -> Iterator[tuple[int | None, Tensor]]:
+        """Return a weight in parts that lie one behind the other in its first dim, each with its index there.
+
+        A weight that is no stack comes whole, with None. Weights in ``initial`` have none: KeyError.
+        """
         recipe = self._recipes[name]
-        if not recipe.stacked:
-            return self._read_piece(recipe.pieces[0])
-        return torch.stack([self._read_piece(recipe.pieces[index]) for index in range(len(recipe.pieces))])
+        for index, piece in recipe.pieces.items():
+            if recipe.stacked:
+                yield index, next(self._read_piece(piece))
+            elif len(piece.shape) > 2 and _keeps_first_dim(piece.rule):
+                yield from enumerate(self._read_piece(piece, each=True))
+            else:
+                yield None, next(self._read_piece(piece))
 
     def _map_tensors(self) -> None:
         rules = [(re.compile(rule.m), rule) for rule in self.spec.rules]
@@ -113,10 +126,10 @@ class Checkpoint:
             if match is None or rule is None:
                 self.unused.append(tensor)
                 continue
-            if rule.drop:
+            if rule.drop or (rule.quant and scales_name(tensor) is None):
                 continue
             try:
-                pieces = _pieces(tensor, info.shape, rule)
+                pieces = _pieces(tensor, self._unpacked(tensor, rule), rule)
             except ValueError as error:
                 problems.append(f"{tensor} {list(info.shape)}: {error}")
                 continue
@@ -128,6 +141,18 @@ class Checkpoint:
                 problems.append(f"{name} lacks piece {min(gaps)} of {max(recipe.pieces) + 1}")
         if problems:
             raise CheckpointError(_listed("tensors do not fit the rules of the family", problems), key=self._where)
+
+    def _unpacked(self, tensor: str, rule: Rule) -> tuple[int, ...]:
+        """Return the shape of a tensor as the transforms of its rule see it. Raises ValueError if it cannot be."""
+        info = self.source.tensors[tensor]
+        if not rule.quant:
+            return info.shape
+        shape = unpacked_shape(tensor, info.shape)
+        scales = self.source.tensors.get(scales_name(tensor) or "")
+        wanted = (*shape[:-1], shape[-1] // BLOCK)
+        if scales is None or scales.shape != wanted or {scales.dtype, info.dtype} != {PACKED}:
+            raise ValueError(f"needs {scales_name(tensor)} {list(wanted)}, both of {PACKED}")
+        return shape
 
     def _add(self, target: str, piece: _Piece) -> None:
         stacked = re.fullmatch(r"(.*)\[(\d+)\]", target)
@@ -168,7 +193,8 @@ class Checkpoint:
             f"{piece.tensor} is {dtype}"
             for recipe in self._recipes.values()
             for piece in recipe.pieces.values()
-            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE and not dtype.startswith("Q")
+            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE
+            and not (dtype.startswith("Q") or piece.rule.quant)
         ]
         if unreadable:
             problems.append(_listed("element types that cannot be read", unreadable))
@@ -188,21 +214,39 @@ class Checkpoint:
         dtype = self.source.tensors[recipe.pieces[0].tensor].dtype
         return dtype if dtype in READABLE else "float32"
 
-    def _read_piece(self, piece: _Piece) -> Tensor:
-        rule, x = piece.rule, self.source.read(piece.tensor)
-        if rule.t:
-            x = x.transpose(-1, -2)
-        if rule.scale is not None:
-            x = x * rule.scale
-        if rule.reshape is not None:
-            x = x.reshape(rule.reshape)
-        if rule.gsplit is not None:
-            dim, groups = rule.gsplit.dim, rule.gsplit.groups
-            grouped = x.reshape(*x.shape[:dim], groups, sum(piece.sizes), *x.shape[dim + 1 :])
-            start = sum(piece.sizes[: piece.part])
-            part = grouped.narrow(dim + 1, start, piece.sizes[piece.part])
-            x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
-        return x.transpose(-1, -2) if rule.post_t else x
+    def _read_piece(self, piece: _Piece, *, each: bool = False) -> Iterator[Tensor]:
+        """Return what a tensor gives, or with ``each`` what every index of its first dim gives, one after the other."""
+        x = self.source.read(piece.tensor)
+        scales = scales_name(piece.tensor) if piece.rule.quant else None
+        s = self.source.read(scales) if scales else None
+        for i in range(len(x)) if each else (None,):
+            part = x if i is None else x[i : i + 1]
+            if s is not None:
+                part = dequantize_mxfp4(part, s if i is None else s[i : i + 1])
+            made = _transform(part, piece)
+            yield made if i is None else made[0]
+
+
+def _transform(x: Tensor, piece: _Piece) -> Tensor:
+    rule = piece.rule
+    if rule.t:
+        x = x.transpose(-1, -2)
+    if rule.scale is not None:
+        x = x * rule.scale
+    if rule.reshape is not None:
+        x = x.reshape(rule.reshape)
+    if rule.gsplit is not None:
+        dim, groups = rule.gsplit.dim, rule.gsplit.groups
+        grouped = x.reshape(*x.shape[:dim], groups, sum(piece.sizes), *x.shape[dim + 1 :])
+        start = sum(piece.sizes[: piece.part])
+        part = grouped.narrow(dim + 1, start, piece.sizes[piece.part])
+        x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
+    return x.transpose(-1, -2) if rule.post_t else x
+
+
+def _keeps_first_dim(rule: Rule) -> bool:
+    """Return whether what a rule makes of one index of the first dim hangs on that index alone."""
+    return rule.reshape is None and (rule.gsplit is None or rule.gsplit.dim > 0)
 
 
 def _applies(rule: Rule, match: re.Match[str]) -> bool:

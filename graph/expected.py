@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Norm, SpecError, Sub
+from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, SpecError, Sub
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,12 @@ def _sub(path: str, sub: Sub, hidden: int) -> Iterator[tuple[str, Expected]]:
         case Attention() as op:
             yield from _attention(path, op, hidden)
         case Mlp() as op:
-            inner = op.intermediate or -1
-            for name in ("gate", "up") if op.gated else ("up",):
-                yield from _linear(f"{path}.{name}", inner, hidden, op.bias)
-            yield from _norm(f"{path}.inner_norm", op.inner_norm, inner).items()
-            yield from _linear(f"{path}.down", hidden, inner, op.bias)
+            yield from _mlp(path, op, hidden)
+        case Moe() as op:
+            yield from _moe(path, op, hidden)
         case other:
             raise SpecError(
-                f"{path}: op {type(other).__name__.lower()} has no kernels yet; there are attention and mlp"
+                f"{path}: op {type(other).__name__.lower()} has no kernels yet; there are attention, mlp and moe"
             )
 
 
@@ -68,6 +66,45 @@ def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Exp
     if op.sinks:
         yield f"{path}.sinks", Expected((op.heads,), "bias")
     yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
+
+
+def _mlp(path: str, op: Feedforward, hidden: int) -> Iterator[tuple[str, Expected]]:
+    inner = op.intermediate or -1
+    for name in ("gate", "up") if op.gated else ("up",):
+        yield from _linear(f"{path}.{name}", inner, hidden, op.bias)
+    yield from _norm(f"{path}.inner_norm", op.inner_norm, inner).items()
+    yield from _linear(f"{path}.down", hidden, inner, op.bias)
+
+
+def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
+    router, routed = op.router, op.experts + op.zero_experts
+    if router.input_norm is not None:
+        yield f"{path}.in_scale", Expected((hidden,), "norm")
+    yield from _linear(f"{path}.router", routed + router.always, hidden, router.bias)
+    if router.correction:
+        yield f"{path}.correction", Expected((routed,), "bias")
+    if router.per_expert_scale:
+        yield f"{path}.expert_scale", Expected((routed + router.always,), "norm")
+    yield from _norm(f"{path}.expert_pre", op.pre, hidden).items()
+    width = hidden
+    if op.latent is not None:
+        width = -1
+        yield from _linear(f"{path}.latent_in", width, hidden, False)
+        yield from _norm(f"{path}.latent_norm", op.latent.norm, width).items()
+        yield from _linear(f"{path}.latent_out", hidden, width, False)
+    for prefix, count in (("", op.experts), ("always_", router.always)):
+        if count:
+            inner = op.intermediate or -1
+            for name in ("gate", "up") if op.gated else ("up",):
+                yield f"{path}.{prefix}{name}", Expected((count, inner, width))
+                yield f"{path}.{prefix}{name}_bias", Expected((count, inner), "bias", op.bias)
+            yield f"{path}.{prefix}down", Expected((count, width, inner))
+            yield f"{path}.{prefix}down_bias", Expected((count, width), "bias", op.bias)
+    if op.shared is not None:
+        yield from _mlp(f"{path}.shared", op.shared, hidden)
+        if op.shared.gate:
+            yield from _linear(f"{path}.shared_gate", 1, hidden, False)
+    yield from _norm(f"{path}.expert_post", op.post, hidden).items()
 
 
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:

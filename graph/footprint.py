@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
-from treadle.graph.packet import SLOT_WIDTH, StepShape, packet_capacity
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Op, RopeTable
+from treadle.graph.expert_rows import workspace_bytes
+from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
+from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
 
 INT8_GROUP = 32
@@ -20,8 +21,8 @@ LIBRARY_BYTES = 64 << 20
 """What the library of matrix products keeps on a GPU."""
 LOGPROB_ROWS = 32
 """Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
-SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4)
-"""What a row of logits gives back: token, log-probability, rank, and the likeliest tokens with theirs."""
+SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4) + MAX_ASKED * 4
+"""What a row of logits gives back: token, log-probability, rank, the likeliest tokens with theirs, and asked ones."""
 PARTIAL_BYTES = 40 << 20
 """The most that splits of a long history leave for each other on a GPU; attention makes no more splits than fit."""
 INVARIANT_ROWS = 128
@@ -30,6 +31,8 @@ all products of a step of an 8B model take 4.9 ms with so many, 4.1 ms with one.
 WIDENED_BYTES = 32 << 20
 """How much of an int8 weight is widened at a time for a large step on a GPU."""
 
+EXPERTS = "experts"
+"""How rows begin whose weights only some tokens visit."""
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
 on an H200: 225 against 700 TFLOP/s."""
@@ -68,10 +71,14 @@ def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
 def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> float:
     """Return the context, in tokens, at which attention takes a token of a prompt as long as its linear layers do.
 
-    Infinite where every layer has a window. Operations count by how fast they run: ATTENTION_SLOWNESS.
+    Infinite where every layer has a window. Of a stack of experts those count that a token visits. Operations count by
+    how fast they run: ATTENTION_SLOWNESS.
     """
+    visited = _visited_share(spec)
     linear = sum(
-        math.prod(info.shape) for name, info in weights.items() if len(info.shape) == 2 and name.startswith("layers.")
+        math.prod(info.shape) * (visited.get(name, 1.0) if len(info.shape) > 2 else 1.0)
+        for name, info in weights.items()
+        if _is_product(name, info) and name.startswith("layers.")
     )
     reach = sum(
         op.heads * (op.head_dim + op.v_head_dim) for op in ops(spec) if isinstance(op, Attention) and not op.window
@@ -79,23 +86,35 @@ def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> floa
     return linear / reach / ATTENTION_SLOWNESS if reach else math.inf
 
 
-def weight_rows(spec: ModelSpec, weights: Mapping[str, WeightInfo], dtype: str, quantize: str) -> list[MemoryRow]:
-    """Return the exact bytes of all weights by what they belong to; under int8 the scales are a row of their own."""
+def weight_rows(
+    spec: ModelSpec, weights: Mapping[str, WeightInfo], dtype: str, quantize: str, device: str
+) -> list[MemoryRow]:
+    """Return the exact bytes of all weights by what they belong to; under int8 the scales are rows of their own."""
     sizes: dict[str, int] = {}
-    scales = 0
+    wide = set(_float32_weights(spec))
     for name, info in weights.items():
         count = math.prod(info.shape)
-        linear = len(info.shape) == 2 and (name != "embed.weight" or spec.head.tied)
-        if quantize == "int8" and linear and info.shape[1] % INT8_GROUP == 0:
+        linear = name != "embed.weight" or spec.head.tied
+        if quantize == "int8" and linear and _quantises(name, info, device):
             nbytes = count
-            scales += count // INT8_GROUP * 4
+            scales = f"{EXPERTS}, int8 scales" if len(info.shape) > 2 else "int8 scales"
+            sizes[scales] = sizes.get(scales, 0) + count // INT8_GROUP * 4
         else:
-            nbytes = count * ITEM_BYTES[dtype]
-        owner = _owner(name, len(info.shape), spec.head.tied)
+            nbytes = count * ITEM_BYTES["float32" if name in wide else dtype]
+        owner = _owner(name, info, spec.head.tied)
         sizes[owner] = sizes.get(owner, 0) + nbytes
-    if scales:
-        sizes["int8 scales"] = scales
     return [MemoryRow("weights", owner, nbytes) for owner, nbytes in sizes.items()]
+
+
+def token_weight_bytes(spec: ModelSpec, rows: Iterable[MemoryRow]) -> float:
+    """Return the bytes of weights that a step of one token reads: all but the embedding's and most experts'."""
+    shares = list(_visited_share(spec).values())
+    share = sum(shares) / len(shares) if shares else 1.0
+    return sum(
+        row.nbytes * (share if row.item.startswith(EXPERTS) else 1.0)
+        for row in rows
+        if row.kind == "weights" and row.item != "embedding"
+    )
 
 
 def table_rows(
@@ -116,8 +135,36 @@ def table_rows(
         ),
         MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
+        MemoryRow(
+            "tables", f"penalties and masks of {max_num_seqs} sequences", (max_num_seqs + 1) * control_bytes(spec.vocab)
+        ),
         MemoryRow("tables", f"descriptions of steps of {max_step_tokens} tokens", copies * packet),
     ]
+
+
+def history_row(max_num_seqs: int, max_len: int) -> MemoryRow:
+    """Return the exact bytes of every token of every sequence, which logits processors see."""
+    return MemoryRow(
+        "tables", f"tokens of {max_num_seqs} sequences for logits processors", (max_num_seqs + 1) * max_len * 4
+    )
+
+
+def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
+    """Return what the widest mixture of experts holds at once on a GPU beside its input and result; 0 without one."""
+    return max(
+        (
+            workspace_bytes(
+                tokens,
+                op.top_k + op.router.always,
+                op.experts + op.router.always,
+                spec.hidden,
+                op.intermediate,
+                item,
+            )
+            for _, op in _moes(spec)
+        ),
+        default=0,
+    )
 
 
 def workspace_rows(
@@ -125,7 +172,7 @@ def workspace_rows(
 ) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
-    width = (3 * spec.hidden + max(_live_width(op) for op in ops(spec))) * item
+    width = (3 * spec.hidden + max(_live_width(op, spec.hidden, device) for op in ops(spec))) * item
     activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
     if device == "cpu":
         # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
@@ -136,9 +183,11 @@ def workspace_rows(
     # Captured steps have memory of their own, the same for all of them.
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
     widened = WIDENED_BYTES if quantize == "int8" else 0
-    captured = tokens * width + logits + PARTIAL_BYTES + widened
+    experts = experts_bytes(spec, max_step_tokens, item)
+    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened
     return [
         activations,
+        *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
         MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
@@ -163,22 +212,75 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _owner(name: str, dims: int, tied: bool) -> str:
+def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
+    """Return every mixture of experts and the path of its weights."""
+    for layer in spec.layers:
+        for sub in layer.subs:
+            if isinstance(sub.op, Moe):
+                yield f"layers.{layer.index}.{sub.name}", sub.op
+
+
+def _visited_share(spec: ModelSpec) -> dict[str, float]:
+    """Return, for every stack of experts, the share that a token visits."""
+    return {
+        f"{path}.{part}": op.top_k / (op.experts + op.zero_experts)
+        for path, op in _moes(spec)
+        for part in ("gate", "up", "down")
+    }
+
+
+def _float32_weights(spec: ModelSpec) -> Iterator[str]:
+    """Return the weights that stay in float32 whatever the model's dtype: those that experts are chosen by."""
+    for path, op in _moes(spec):
+        yield from (f"{path}.correction", f"{path}.expert_scale")
+        if op.router.dtype == "float32":
+            yield from (f"{path}.router.weight", f"{path}.router.bias")
+
+
+def _is_product(name: str, info: WeightInfo) -> bool:
+    """Return whether a weight is a matrix, or a stack of them, and not the biases of a stack."""
+    return len(info.shape) > 1 and not name.endswith("_bias")
+
+
+def _quantises(name: str, info: WeightInfo, device: str) -> bool:
+    """Return whether int8 takes a weight: no router, whose choices are all or nothing, and experts on a CPU only."""
+    if not _is_product(name, info) or name.endswith(".router.weight"):
+        return False
+    if len(info.shape) > 2:
+        # an expert's two matrices are quantised together
+        return device == "cpu" and not any(size % INT8_GROUP for size in info.shape[-2:])
+    return info.shape[-1] % INT8_GROUP == 0
+
+
+def _owner(name: str, info: WeightInfo, tied: bool) -> str:
     if name == "embed.weight":
         return "embedding and head" if tied else "embedding"
-    if dims < 2:
+    if not _is_product(name, info):
         return "norms and biases"
     if name == "head.weight":
         return "head"
+    if len(info.shape) > 2:
+        return EXPERTS
     return name.split(".")[2] if name.startswith("layers.") else name
 
 
-def _live_width(op: Op) -> int:
-    """Return channels that live at once inside an op: queries, keys, values and output, or gate, up and product."""
+def _live_width(op: Op, hidden: int, device: str) -> int:
+    """Return channels that live at once inside an op, a token.
+
+    Attention: queries, keys, values and output. A feed-forward: gate, up and product; experts hold these of every
+    expert that a token visits, their inputs and results, and the logits they were chosen by; on a GPU only the latter,
+    since ``experts_bytes`` counts the rest.
+    """
     match op:
         case Attention():
             return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
         case Mlp():
             return 3 * op.intermediate
+        case Moe():
+            shared = 3 * op.shared.intermediate + hidden if op.shared is not None else 0
+            visited = op.top_k + op.router.always
+            # logits, scores and what a choice is made of are float32: at most two channels each
+            inside = visited * (3 * op.intermediate + 2 * hidden) if device == "cpu" else 4 * visited
+            return inside + shared + 6 * (op.experts + op.zero_experts)
         case _:
             return 0

@@ -15,6 +15,7 @@ from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.footprint import (
     INVARIANT_ROWS,
     MemoryRow,
+    history_row,
     kv_state,
     largest,
     rope_tables,
@@ -53,6 +54,8 @@ class Workload:
     kv_bytes: int | None = None
     """the arena; None: chosen"""
     device: str = "cpu"
+    processors: bool = False
+    """requests may name logits processors, which see every token of their answer"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class MemoryPlan:
     """the most that ``max_num_seqs`` could be, each of ``max_len`` tokens, in an arena of all that is left"""
     memory_bytes: int
     """what everything may take together"""
+    processors: bool
+    """slots remember every token, for logits processors"""
 
     @property
     def arena_bytes(self) -> int:
@@ -122,7 +127,7 @@ class _Planner:
         self.kv = kv_state(spec, work.dtype, work.page_tokens)
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
-            *weight_rows(spec, weights, work.dtype, work.quantize),
+            *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
             *workspace_rows(spec, work.dtype, work.quantize, work.device, *step_rows(work)),
             runtime_row(work.device),
         ]
@@ -146,6 +151,7 @@ class _Planner:
             largest_context=max(longest, max_len),
             largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count, kv_bytes=None).holds_all(max_len)),
             memory_bytes=self.work.memory_bytes,
+            processors=self.work.processors,
         )
 
     def choose_len(self, longest: int) -> int:
@@ -192,7 +198,10 @@ class _Planner:
     def tables(self, max_len: int) -> list[MemoryRow]:
         """Return what grows with the longest sequence."""
         work = self.work
-        return table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+        rows = table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+        if work.processors:
+            rows.append(history_row(work.max_num_seqs, max_len))
+        return rows
 
     def room(self, max_len: int) -> int:
         """Return the bytes that an arena may take when sequences may be this long."""

@@ -75,6 +75,27 @@ SCHEMAS: dict[str, str] = {
     # rows of an int8 table as `dtype`, times scale_out rounded to it
     "embed_int8": "(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype, int group, float scale_out=1.0)"
     " -> Tensor",
+    # logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of the experts each token visits, in float32.
+    # score "softmax" | "sigmoid" | "sqrtsoftplus" | "none" | "sparsemixer" (needs `jitter`); correction [E] counts in
+    # the choice only; expert_scale [E] by the expert chosen. With `always` the last so many experts are visited by all,
+    # beside k chosen ones: k + always columns. -3.4e38 stands for minus infinity, which no schema can say
+    "route": "(Tensor logits, Tensor? correction, Tensor? expert_scale, int top_k, str score='softmax',"
+    " bool score_after_topk=False, int groups=1, int topk_groups=1, str group_score='max', float group_fill=-3.4e38,"
+    " bool normalize=False, float norm_eps=0.0, float norm_min=0.0, float scale=1.0, float softcap=0.0,"
+    " float jitter=0.0, int always=0) -> (Tensor, Tensor)",
+    # x [T, C], weights [T, k], ids [T, k]; up [E, 2 F, C] (gated: F gate rows, then F up rows) or [E, F, C],
+    # up_bias [E, 2 F] or [E, F], down [E, C, F], down_bias [E, C] -> [T, C] in x's dtype, sums over experts in fp32.
+    # An id outside 0 .. E-1 contributes nothing, whatever its weight. weigh_input: the weight multiplies the expert's
+    # input, not its output. limit, alpha, beta, linear_beta: as kernels.experts says
+    "experts": "(Tensor x, Tensor weights, Tensor ids, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias,"
+    " str act='silu', bool gated=True, float limit=0.0, float alpha=1.702, float beta=0.0, float linear_beta=0.0,"
+    " bool weigh_input=False) -> Tensor",
+    # the same with int8 matrices and a float32 scale for every `group` input channels of a row
+    "experts_int8": "(Tensor x, Tensor weights, Tensor ids, Tensor up, Tensor up_scale, Tensor? up_bias, Tensor down,"
+    " Tensor down_scale, Tensor? down_bias, int group, str act='silu', bool gated=True, float limit=0.0,"
+    " float alpha=1.702, float beta=0.0, float linear_beta=0.0, bool weigh_input=False) -> Tensor",
+    # x [T, C] times the sum of a token's weights whose ids are `first` or more: experts that return their input
+    "identity_experts": "(Tensor x, Tensor weights, Tensor ids, int first) -> Tensor",
     # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, M] int32, packet [N] int32.
     # Takes the packet's news into the slots, completes the packet with what decodes read from their slots, and copies
     # the table rows of the step's B sequences to page_table [>= B, M]
@@ -150,6 +171,15 @@ def _embed_int8(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype, 
     return scale.new_empty(ids.shape[0], weight.shape[1], dtype=dtype)
 
 
+def _route(
+    logits: Tensor, correction: Tensor | None, expert_scale: Tensor | None, top_k: int, *rest: object, **named: object
+) -> tuple[Tensor, Tensor]:
+    always = rest[12] if len(rest) > 12 else named.get("always", 0)
+    assert isinstance(always, int)
+    shape = (logits.shape[0], top_k + always)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
+
+
 SHAPES: dict[str, Callable[..., object]] = {
     "embed": _embed,
     "linear": _linear,
@@ -170,6 +200,10 @@ SHAPES: dict[str, Callable[..., object]] = {
     "paged_attention": _paged_attention,
     "linear_int8": _linear,
     "embed_int8": _embed_int8,
+    "route": _route,
+    "experts": _same,
+    "experts_int8": _same,
+    "identity_experts": _same,
     "begin_step": _nothing,
     "end_step": _nothing,
 }

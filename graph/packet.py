@@ -7,7 +7,7 @@ come contents of slots for new sequences and pages for those that grew. No torch
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,6 +15,18 @@ from treadle.graph.state import round_up
 
 MAX_STOPS = 32
 """tokens that may end one request, the model's end-of-sequence tokens included"""
+
+MAX_BIASES = 512
+"""tokens that one request may give a bias"""
+
+MAX_BAD_WORDS = 32
+"""spellings of several tokens that one request may forbid; those of one token are bounded by the vocabulary alone"""
+
+MAX_BAD_TOKENS = 8
+"""tokens of one such spelling"""
+
+MAX_ASKED = 64
+"""tokens whose log-probabilities one request may ask for by their ids"""
 
 ALIGN = 16
 """Sections start at multiples of 64 bytes, so that kernels meet one alignment only and are specialised once."""
@@ -37,8 +49,31 @@ class Column(IntEnum):
     TEMPERATURE = 8
     TOP_P = 9
     MIN_P = 10
+    PRESENCE = 11
+    FREQUENCY = 12
+    REPETITION = 13
+    NUM_BIASES = 14
+    CONTROLS = 15
+    """which of ``Control`` hold for the sequence; where none does, what its slot has of them is left from another"""
     STOPS = 16
     """the first of MAX_STOPS columns; the first stop repeated as padding, -1 where there is none"""
+
+
+class Control(IntFlag):
+    """What a request changes about its logits beside the parameters of the draw, in arrays of its slot."""
+
+    PENALTIES = 1
+    """counts: how often the answer holds each token, and whether the prompt does"""
+    FORBIDDEN = 2
+    """a bit for each token that is never drawn"""
+    WORDS = 4
+    """runs of tokens that are not completed, and the last tokens of the answer"""
+
+
+def control_bytes(vocab: int) -> int:
+    """Return the bytes of one slot's arrays for ``Control``, biases and asked tokens."""
+    words = MAX_BAD_WORDS * MAX_BAD_TOKENS * 4 + MAX_BAD_TOKENS * 4
+    return vocab * 2 + -(-vocab // 32) * 4 + words + MAX_BIASES * 8 + MAX_ASKED * 4
 
 
 SLOT_WIDTH = Column.STOPS + MAX_STOPS

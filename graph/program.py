@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,15 @@ class StepInputs(NamedTuple):
     """[R] int64, which of the T rows get logits"""
 
 
+class _Bound(NamedTuple):
+    """A call: its function, the arguments that stay, where values go in, and where results go."""
+
+    function: Callable[..., Sequence[Tensor]]
+    arguments: list[Tensor | None]
+    fills: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+
+
 class Executable:
     """A graph bound to its weights and to the memory of its state: a list of calls, nothing left to look up.
 
@@ -48,7 +58,7 @@ class Executable:
     def __init__(self, graph: Graph, weights: Mapping[WeightExpr, Tensor], memory: Tensor | Sequence[Tensor]) -> None:
         self._functions = {name: body.function() for name, body in graph.bodies.items()}
         indices = {name: i for i, name in enumerate(StepInputs._fields)}
-        self._calls = []
+        self._calls: list[_Bound] = []
         for call in graph.calls:
             body = graph.bodies[call.body]
             bound: list[Tensor | None] = []
@@ -58,7 +68,7 @@ class Executable:
                 if role(node) in (Role.STREAM, Role.STEP):
                     fills.append((position, indices[node.name]))
             outputs = tuple(indices.setdefault(name, len(indices)) for name in body.outputs)
-            self._calls.append((self._functions[call.body], bound, tuple(fills), outputs))
+            self._calls.append(_Bound(self._functions[call.body], bound, tuple(fills), outputs))
         self._num_streams = len(indices) - len(StepInputs._fields)
         self._names = indices
 
@@ -79,17 +89,33 @@ class Executable:
             case _:
                 return None
 
-    @torch.no_grad()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Return the logits [R, V] of the wanted rows; the state has grown by the step's tokens."""
+        return self.trunk(inputs)(inputs.logit_rows)
+
+    @torch.no_grad()
+    def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
+        """Do all but the head; return what gives the logits of any of the T rows, as often as it is called."""
         values: list[Tensor] = [*inputs, *inputs[:1] * self._num_streams]
-        for function, bound, fills, outputs in self._calls:
-            arguments = bound[:]
-            for position, index in fills:
-                arguments[position] = values[index]
-            for index, result in zip(outputs, function(*arguments)):
-                values[index] = result
+        for call in self._calls[:-1]:
+            self._run(call, values)
+        return partial(self._head, values)
+
+    @torch.no_grad()
+    def _head(self, values: list[Tensor], rows: Tensor) -> Tensor:
+        values = values[:]
+        values[StepInputs._fields.index("logit_rows")] = rows
+        self._run(self._calls[-1], values)
         return values[self._names["logits"]]
+
+    @staticmethod
+    def _run(call: _Bound, values: list[Tensor]) -> None:
+        function, bound, fills, outputs = call
+        arguments = bound[:]
+        for position, index in fills:
+            arguments[position] = values[index]
+        for index, result in zip(outputs, function(*arguments)):
+            values[index] = result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +161,12 @@ class Executables:
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Return the logits [R, V] of the wanted rows, by the first lowering that serves a step of this size."""
+        return self._choose(inputs).forward(inputs)
+
+    def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
+        """Do all but the head, by the same; return what gives the logits of any rows."""
+        return self._choose(inputs).trunk(inputs)
+
+    def _choose(self, inputs: StepInputs) -> Executable:
         num_tokens = inputs.token_ids.shape[0]
-        chosen = next(executable for limit, executable in self._choices if limit is None or num_tokens <= limit)
-        return chosen.forward(inputs)
+        return next(executable for limit, executable in self._choices if limit is None or num_tokens <= limit)

@@ -25,6 +25,7 @@ from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
+from treadle.graph.processors import installed_processors
 from treadle.graph.source import DummySource, Source, open_source, read_config
 from treadle.graph.spec import ModelSpec
 
@@ -107,6 +108,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         spec,
         checkpoint.weights,
         Workload(
+            processors=bool(installed_processors()),
             dtype=dtype,
             quantize=passes.quantize,
             deterministic=deterministic,

@@ -33,6 +33,8 @@ _DTYPES = {
 }
 READABLE = ("float32", "bfloat16", "float16")
 """Element types of plain tensors that the engine computes with."""
+PACKED = "uint8"
+"""The element type of bytes that a rule of the family unpacks."""
 _HEADER_LIMIT = 100 << 20
 _SAMPLE = 1 << 16
 
@@ -74,7 +76,10 @@ class Source(Protocol):
         """Tensors by their hub name, in the order in which the files store them."""
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in a float dtype, dequantised. Raises KeyError for an unknown name, SourceError."""
+        """Return one tensor in a float dtype, dequantised; bytes that a rule unpacks as they are.
+
+        Raises: KeyError for an unknown name, SourceError.
+        """
 
     def fingerprint(self) -> str:
         """Return a hash of the headers and of samples of the content; reads about 128 KiB a file."""
@@ -132,7 +137,7 @@ class DirectorySource:
         from safetensors import SafetensorError, safe_open
 
         info, file = self.tensors[name], self._files[name]
-        if info.dtype not in READABLE:
+        if info.dtype not in (*READABLE, PACKED):
             raise SourceError(
                 f"{name} is {info.dtype}", key=str(file), hint=f"element types that can be read: {', '.join(READABLE)}"
             )

@@ -265,7 +265,8 @@ class Rule(Data, frozen=True, kw_only=True):
     scale: float | None = None
     layers: tuple[int, ...] | None = None
     """only where the first group is one of these"""
-    quant: str | None = None
+    quant: Literal["mxfp4"] | None = None
+    """how values are packed; the rule takes their scales too, and the transforms see what they stand for"""
 
 
 class ModelSpec(Data, frozen=True, kw_only=True):

@@ -34,6 +34,10 @@ LEVEL_OPS = {
             "attention",
             "linear_int8",
             "embed_int8",
+            "route",
+            "experts",
+            "experts_int8",
+            "identity_experts",
         ]
     ),
     Level.SHARDED: frozenset(
@@ -56,6 +60,10 @@ LEVEL_OPS = {
             "paged_attention",
             "linear_int8",
             "embed_int8",
+            "route",
+            "experts",
+            "experts_int8",
+            "identity_experts",
         ]
     ),
 }

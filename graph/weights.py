@@ -77,21 +77,24 @@ class Concat(_Sized):
 
 @dataclass(frozen=True)
 class Int8(_Sized):
-    """One of the two tensors that a matrix [N, K] quantises to: int8 [N, K], or its float32 scales [N, K / group]."""
+    """One of the two tensors that a matrix [N, K], or a stack of them, quantises to.
+
+    int8 of the same shape, or float32 scales [..., N, K / group].
+    """
 
     part: WeightExpr
     group: int
     what: Literal["weight", "scale"] = "weight"
 
     def __post_init__(self) -> None:
-        assert len(self.part.shape) == 2, f"not a matrix: {self.part.shape}"
-        assert self.part.shape[1] % self.group == 0, f"groups of {self.group} do not divide {self.part.shape[1]}"
+        assert len(self.part.shape) >= 2, f"no matrices: {self.part.shape}"
+        assert self.part.shape[-1] % self.group == 0, f"groups of {self.group} do not divide {self.part.shape[-1]}"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the loaded tensor."""
-        rows, columns = self.part.shape
-        return (rows, columns if self.what == "weight" else columns // self.group)
+        *rows, columns = self.part.shape
+        return (*rows, columns if self.what == "weight" else columns // self.group)
 
     @property
     def dtype(self) -> str:

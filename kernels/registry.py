@@ -41,6 +41,10 @@ OP_MODULES = (
     "paged_attention",
     "linear_int8",
     "embed_int8",
+    "route",
+    "experts",
+    "experts_int8",
+    "identity_experts",
     "begin_step",
     "end_step",
 )

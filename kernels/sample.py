@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from treadle.kernels.adjust_logits import Controls
+
 
 class Rows(Protocol):
     """Sampling parameters of R rows of logits, [R] each but for ``stops``."""
@@ -52,6 +54,12 @@ class TokenKernels(Protocol):
 
     def draw(self, logits: Tensor, rows: Rows) -> Tensor:
         """Return tokens by the parameters of each row, [R] int64."""
+
+    def adjust_logits(self, logits: Tensor, slots: Tensor, controls: Controls) -> Tensor:
+        """Do as ``kernels.adjust_logits.adjust_logits`` does."""
+
+    def note_tokens(self, tokens: Tensor, slots: Tensor, controls: Controls) -> None:
+        """Do as ``kernels.adjust_logits.note_tokens`` does."""
 
 
 def token_kernels(device: str) -> TokenKernels | None:

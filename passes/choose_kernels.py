@@ -54,21 +54,14 @@ class ChooseKernels(Pass):
         attributes = _attributes(node)
         found = registry.candidates(name, self.target, attributes)
         if not found:
-            raise ConfigError(
-                f"{name} has no kernel on this {self.target.device} that computes a row alike in every step"
-                f" ({', '.join(sorted({str(dtype) for dtype in attributes['dtypes'].values()}))})",
-                key="passes.deterministic",
-                value="true",
-                nearest=["passes.deterministic=false"],
-            )
+            raise _unserved(name, self.target.device, attributes)
+        if len(found) > 1 and not found[-1].inline:
+            # A reference that cannot be traced looks at values on the host: what has it cannot be captured.
+            found = found[:-1]
+        if self.target.deterministic:
+            return found[0]
         given = arguments(node)
-        if (
-            self.stopwatch is None
-            or self.target.deterministic
-            or len(found) == 1
-            or name in ops.WRITES_STATE
-            or "arena" in given
-        ):
+        if self.stopwatch is None or len(found) == 1 or name in ops.WRITES_STATE or "arena" in given:
             return found[0]
         few = self.target.max_tokens
         calls = {}
@@ -76,6 +69,17 @@ class ChooseKernels(Pass):
             description = f"{name} {tokens} {[_describe(value, tokens) for value in given.values()]}"
             calls[description] = partial(_random, given, tokens, self.target.device)
         return self.stopwatch.fastest(found, calls)
+
+
+def _unserved(name: str, device: str, attributes: Mapping[str, Any]) -> ConfigError:
+    """Return what to say of an op that no invariant kernel computes."""
+    dtypes = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in attributes["dtypes"].values()}))
+    return ConfigError(
+        f"{name} of {dtypes} has no kernel for {device} that computes a row alike in every step",
+        key="passes.deterministic",
+        value="true",
+        nearest=["passes.deterministic=false"],
+    )
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -102,12 +106,14 @@ def _describe(value: object, tokens: int) -> str:
 def _random(given: Mapping[str, Any], tokens: int, device: str) -> dict[str, Any]:
     """Return the arguments of a call, random where they are tensors."""
     made = {}
+    # tokens visit all experts, as they do in a model
+    high = {"ids": given["down"].meta["val"].shape[0]} if "down" in given else {}
     for name, value in given.items():
         if isinstance(value, Node):
             shape, dtype = _shape(value, tokens), value.meta["val"].dtype
             if dtype.is_floating_point:
                 value = torch.randn(shape, device=device).to(dtype)
             else:
-                value = torch.randint(0, 2, shape, device=device).to(dtype)
+                value = torch.randint(0, high.get(name, 2), shape, device=device).to(dtype)
         made[name] = value
     return made

@@ -41,7 +41,7 @@ def pipeline(
     that the configuration's check let pass.
     """
     makers: dict[str, Callable[[], Pass | None]] = {
-        "quantize": lambda: Quantize() if config.quantize == "int8" else None,
+        "quantize": lambda: Quantize(experts=target.device == "cpu") if config.quantize == "int8" else None,
         "fuse_projections": lambda: FuseProjections() if config.fuse_projections else None,
         "place_state": PlaceState,
         "fuse_rope_cache": lambda: FuseRopeCache() if config.fuse_rope_cache else None,

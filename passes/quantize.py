@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch.fx import Node
 
+from treadle.graph import ops
 from treadle.graph.footprint import INT8_GROUP
 from treadle.graph.ir import Call, Graph, Level
 from treadle.graph.weights import Int8, WeightExpr
@@ -28,11 +29,16 @@ def _quantized(name: str, group: int, what: Part, weights: Mapping[str, WeightEx
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Pass):
-    """Replaces every linear layer whose input is whole groups, and the embedding that shares the head."""
+    """Replaces every linear layer and expert whose input is whole groups, and the embedding that shares the head.
+
+    Routers stay as they are: what they choose is all or nothing.
+    """
 
     level = Level.MODEL
     tolerance = 0.05
     group: int = INT8_GROUP
+    experts: bool = True
+    """whether experts become int8 too: no GPU has a kernel for such"""
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the graph with int8 weights."""
@@ -46,6 +52,8 @@ class Quantize(Pass):
         def edit(editor: BodyEditor, call: Call) -> None:
             _edit_linear(editor, call, self.group)
             _edit_embed(editor, call, self.group, linear)
+            if self.experts:
+                _edit_experts(editor, call, self.group)
 
         return rewrite(graph, edit)
 
@@ -59,7 +67,7 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
     for node in editor.find("linear"):
         a = arguments(node)
         name = a["weight"].name
-        if call.weights[name].shape[-1] % group:
+        if call.weights[name].shape[-1] % group or _routes(node):
             continue
         weight, scale = _pair(editor, call, name, group)
         with editor.before(node):
@@ -67,6 +75,27 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
             if "logits" in editor.body.outputs:
                 x, bias = _widened(editor, x), _widened(editor, bias)
             new = editor.op("linear_int8", x, weight, scale, bias, group, label=node.name)
+        editor.swap(node, new)
+
+
+def _routes(node: Node) -> bool:
+    """Return whether the results are what experts are chosen by."""
+    return any(user.target == ops.op("route") for user in node.users)
+
+
+def _edit_experts(editor: BodyEditor, call: Call, group: int) -> None:
+    for node in editor.find("experts"):
+        a = arguments(node)
+        names = (a["up"].name, a["down"].name)
+        if any(call.weights[name].shape[-1] % group for name in names):
+            continue
+        (up, up_scale), (down, down_scale) = (_pair(editor, call, name, group) for name in names)
+        rest = [a[name] for name in list(a)[list(a).index("act") :]]
+        with editor.before(node):
+            new = editor.op(
+                "experts_int8", a["x"], a["weights"], a["ids"], up, up_scale, a["up_bias"], down, down_scale,
+                a["down_bias"], group, *rest, label=node.name,
+            )  # fmt: skip
         editor.swap(node, new)
 
 

@@ -9,12 +9,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from treadle.runtime.completion import CompletionOutput, RequestOutput
     from treadle.runtime.llm import LLM
-    from treadle.runtime.request import RequestError, SamplingParams
+    from treadle.runtime.params import RequestError, SamplingParams
+    from treadle.runtime.text.prompt import TextPrompt, TokensPrompt
 
-__all__ = ["LLM", "RequestError", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
-_HOME = {"LLM": "llm", "RequestError": "request", "SamplingParams": "request"}
+_HOME = {
+    "LLM": "llm",
+    "CompletionOutput": "completion",
+    "RequestError": "params",
+    "RequestOutput": "completion",
+    "SamplingParams": "params",
+    "TextPrompt": "text.prompt",
+    "TokensPrompt": "text.prompt",
+}
 
 
 def __getattr__(name: str) -> Any:

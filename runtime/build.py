@@ -151,6 +151,8 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         overlap=bool(deployment.scheduler.overlap),
         prefix_cache=deployment.kv.prefix_cache,
         vocab=resolved.spec.vocab,
+        processors=resolved.plan.processors,
+        seed=deployment.scheduler.seed,
     )
     engine = Engine(
         executor=Executables(made, loaded, arena.bytes),

@@ -29,6 +29,8 @@ class CapturedStep:
     """The graphs of one bucket."""
 
     forward: Replay
+    logits: Tensor
+    """what ``forward`` gives, valid until the next step"""
     samples: tuple[Replay, ...]
     """in the order of VARIANTS"""
 
@@ -45,4 +47,4 @@ def capture_step(backend: Backend, shape: StepShape, forward: Forward, finish: F
         finish(logits, shape, needs)
     replay, logits = backend.capture(partial(forward, shape))
     samples = [backend.capture(partial(finish, logits, shape, needs))[0] for needs in VARIANTS]
-    return CapturedStep(forward=replay, samples=tuple(samples))
+    return CapturedStep(forward=replay, logits=logits, samples=tuple(samples))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treadle.runtime.text.output import Alternative, Logprobs, OutputProcessor
@@ -12,8 +13,8 @@ class Logprob:
     """The log-probability of one token at one place."""
 
     logprob: float
-    rank: int
-    """1 = most likely"""
+    rank: int | None
+    """1 = most likely; None for a token that was asked for by its id"""
     decoded_token: str
     r"""its text; ``bytes:\xf0\x9f`` where a token is not whole UTF-8"""
 
@@ -34,6 +35,10 @@ class CompletionOutput:
     stop_reason: int | str | None
     """the stop string or stop token; None at the model's own end"""
 
+    def finished(self) -> bool:
+        """Return whether the answer is complete."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
@@ -45,6 +50,19 @@ class RequestMetrics:
     time_in_queue: float | None
     """seconds"""
 
+    @staticmethod
+    def over(answers: Sequence[RequestMetrics]) -> RequestMetrics:
+        """Return those of a prompt, of which ``answers`` are: until the first token of any, and the last of all."""
+        first = [each.first_token_time for each in answers if each.first_token_time is not None]
+        last = [each.finished_time for each in answers if each.finished_time is not None]
+        queued = [each.time_in_queue for each in answers if each.time_in_queue is not None]
+        return RequestMetrics(
+            arrival_time=answers[0].arrival_time,
+            first_token_time=min(first, default=None),
+            finished_time=max(last, default=None),
+            time_in_queue=min(queued, default=None),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
@@ -54,18 +72,40 @@ class RequestOutput:
     prompt: str | None
     """None if it came as token ids"""
     prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    """for each of prompt_token_ids, of the token and of the likeliest in its place; None for the first"""
     outputs: list[CompletionOutput]
+    """``n`` of them"""
     finished: bool
     num_cached_tokens: int
     """prompt tokens that came from the prefix cache"""
     metrics: RequestMetrics
 
 
-def request_output(answer: OutputProcessor, prompt: str | None, metrics: RequestMetrics) -> RequestOutput:
-    """Return ``answer`` in vLLM's shape."""
-    asked = answer.request.params.logprobs is not None
-    completion = CompletionOutput(
-        index=0,
+def request_output(
+    name: str, prompt: str | None, answers: Sequence[OutputProcessor], metrics: RequestMetrics
+) -> RequestOutput:
+    """Return the answers to one prompt in vLLM's shape."""
+    first = answers[0]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    if first.prompt_logprobs is not None:
+        prompt_logprobs = [None, *map(_by_token, first.prompt_logprobs)]
+    return RequestOutput(
+        request_id=name,
+        prompt=prompt,
+        prompt_token_ids=first.request.prompt,
+        prompt_logprobs=prompt_logprobs,
+        outputs=[_completion(index, answer) for index, answer in enumerate(answers)],
+        finished=all(answer.finished for answer in answers),
+        num_cached_tokens=first.num_cached_tokens,
+        metrics=metrics,
+    )
+
+
+def _completion(index: int, answer: OutputProcessor) -> CompletionOutput:
+    asked = answer.request.params.wants_logprobs
+    return CompletionOutput(
+        index=index,
         text=answer.text,
         token_ids=answer.token_ids,
         cumulative_logprob=answer.cumulative_logprob if asked else None,
@@ -73,20 +113,11 @@ def request_output(answer: OutputProcessor, prompt: str | None, metrics: Request
         finish_reason=answer.finish_reason,
         stop_reason=answer.stop_reason,
     )
-    return RequestOutput(
-        request_id=answer.request.id,
-        prompt=prompt,
-        prompt_token_ids=answer.request.prompt,
-        outputs=[completion],
-        finished=answer.finished,
-        num_cached_tokens=answer.num_cached_tokens,
-        metrics=metrics,
-    )
 
 
 def _by_token(entry: Logprobs) -> dict[int, Logprob]:
     found: dict[int, Logprob] = {}
-    for token in (entry.chosen, *entry.top):
+    for token in (entry.chosen, *entry.top, *entry.asked):
         found.setdefault(token.token_id, _logprob(token))
     return found
 

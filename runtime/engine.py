@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-import secrets
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,14 +15,24 @@ from typing import NamedTuple
 import msgspec
 
 from treadle.graph.buckets import Buckets
-from treadle.graph.packet import MAX_STOPS, StepShape
+from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepShape
 from treadle.graph.state import PagedKV
 from treadle.kernels.backend.protocol import Backend, Event
-from treadle.runtime.request import Abort, FinishReason, Output, Request, RequestError, Stats, TokenLogprob
-from treadle.runtime.sampler import Samples
+from treadle.runtime.processors import make_processors
+from treadle.runtime.request import (
+    Abort,
+    FinishReason,
+    Output,
+    Request,
+    RequestError,
+    Stats,
+    TokenLogprob,
+    check_choice,
+)
+from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.arena import Arena, Pages
 from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.stepper import Executor, Stepper
 
@@ -43,8 +54,12 @@ class EngineSettings:
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
-    vocab: int = 2**31 - 1
+    vocab: int
     """tokens that the program knows: 0 .. vocab - 1"""
+    seed: int | None = None
+    """of the seeds of requests that bring none; None: they differ from run to run"""
+    processors: bool = False
+    """requests may name installed logits processors: slots remember every token for them"""
 
     def __post_init__(self) -> None:
         if self.max_step_tokens < self.max_num_seqs:
@@ -79,6 +94,7 @@ class Engine:
         num_pages = arena.free_bytes // kv.page_bytes
         allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
         self._settings = settings
+        self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
         self._scheduler = Scheduler(
             allocator,
@@ -96,6 +112,9 @@ class Engine:
             max_pages=kv.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
+            vocab=settings.vocab,
+            pages=Pages(arena, kv),
+            history=settings.processors,
         )
         # Behind what was launched until now: the contents of weights, arena and slots.
         self._stream = backend.stream(overlap=settings.overlap)
@@ -127,9 +146,10 @@ class Engine:
             request,
             order=self._order,
             max_tokens=room if params.max_tokens is None else params.max_tokens,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival_s=request.arrival_s or time.monotonic(),
         )
+        sequence.processors = make_processors(params.logits_processors)
         self._order += 1
         self._sequences[request.id] = sequence
         scheduler.add(sequence)
@@ -214,6 +234,17 @@ class Engine:
         num_stops = len({*request.eos_ids, *params.stop_token_ids})
         if num_stops > MAX_STOPS:
             raise RequestError(f"{num_stops} tokens would end the answer; at most {MAX_STOPS}", "stop_token_ids")
+        if params.n != 1:
+            raise RequestError(f"n={params.n}: a request has one answer; request.spread makes {params.n} of it", "n")
+        check_choice(request)
+        words = request.bad_token_ids
+        if any(not 0 <= token < vocab for word in words for token in word) or not all(words):
+            raise RequestError(f"bad_words hold a token id outside [0, {vocab}), or none", "bad_words")
+        long = [word for word in words if len(word) > 1]
+        if len(long) > MAX_BAD_WORDS or any(len(word) > MAX_BAD_TOKENS for word in long):
+            raise RequestError(
+                f"bad_words takes at most {MAX_BAD_WORDS} words of 2 to {MAX_BAD_TOKENS} tokens", "bad_words"
+            )
 
     def _launch(self, plan: Plan) -> _Launched:
         self._stats.steps += 1
@@ -228,6 +259,8 @@ class Engine:
             self._dead = error
             raise EngineDied(f"step failed: {type(error).__name__}: {error}") from error
         self._in_flight.popleft()
+        if samples.scored is not None:
+            self._take_scores(launched.plan, samples.scored)
         outputs = []
         for row, (sequence, token) in enumerate(zip(launched.plan.sampled, samples.tokens.tolist())):
             # A sequence that ended meanwhile was launched once more; that row means nothing.
@@ -240,7 +273,8 @@ class Engine:
         """Append a token, find out whether it is the last, and return the output."""
         if token < 0:
             output = self._report(sequence, [], "error")
-            output.error = "the model gave logits that are not finite"
+            failure = None if sequence.processors is None else sequence.processors.failure
+            output.error = failure or "the model gave logits that are not finite"
             self._finish(sequence, "error")
             return output
         sequence.tokens.append(token)
@@ -253,11 +287,24 @@ class Engine:
         output = self._report(sequence, [token], reason)
         if reason == "stop" and token not in sequence.eos_ids:
             output.stop_reason = token
-        if sequence.params.logprobs is not None:
-            output.logprobs = [_logprob(samples, row, sequence.params.logprobs)]
+        params = sequence.params
+        if params.wants_logprobs:
+            asked = 0 if params.logprob_token_ids is None else len(params.logprob_token_ids)
+            output.logprobs = [_logprob(samples, row, params.logprobs or 0, asked)]
+        if params.prompt_logprobs is not None and sequence.num_outputs == 1:
+            output.prompt_logprobs = sequence.prompt_logprobs
         if reason is not None:
             self._finish(sequence, reason)
         return output
+
+    def _take_scores(self, plan: Plan, scored: Scores) -> None:
+        """Append what tokens of prompts scored to the sequences they belong to."""
+        rows = zip(*(column.tolist() for column in scored[:4] if column is not None))
+        for chunk in plan.chunks:
+            count = chunk.sequence.params.prompt_logprobs
+            for logprob, rank, top_ids, top_logprobs in itertools.islice(rows, len(chunk.scored)):
+                found = TokenLogprob(logprob, rank, top_ids[:count], top_logprobs[:count])
+                chunk.sequence.prompt_logprobs.append(found)
 
     def _report(self, sequence: Sequence, token_ids: list[int], reason: FinishReason | None) -> Output:
         output = Output(
@@ -265,7 +312,7 @@ class Engine:
         )
         if not sequence.reported and sequence.first_step_s is not None:
             output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
-            self._stats.prompt_tokens += sequence.prompt_len
+            self._stats.prompt_tokens += 0 if sequence.choice else sequence.prompt_len
             sequence.reported = True
         return output
 
@@ -281,7 +328,7 @@ class Engine:
             log.error("request %s leaked %d pages; they are free again", owner, count)
 
 
-def _logprob(samples: Samples, row: int, count: int) -> TokenLogprob:
+def _logprob(samples: Samples, row: int, count: int, asked: int) -> TokenLogprob:
     assert samples.logprobs is not None
     assert samples.ranks is not None
     assert samples.top_ids is not None
@@ -291,4 +338,5 @@ def _logprob(samples: Samples, row: int, count: int) -> TokenLogprob:
         rank=int(samples.ranks[row].item()),
         top_ids=samples.top_ids[row, :count].tolist(),
         top_logprobs=samples.top_logprobs[row, :count].tolist(),
+        asked_logprobs=[] if samples.asked_logprobs is None else samples.asked_logprobs[row, :asked].tolist(),
     )

@@ -23,6 +23,7 @@ KEYWORDS = {
     "device": "hardware.device",
     "enforce_eager": "passes.compile",
     "load_format": "model.weights",
+    "seed": "scheduler.seed",
 }
 """keywords of LLM that are also a key of the configuration"""
 
@@ -30,45 +31,76 @@ DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of element types"""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "additional_config": ({},),
     "allowed_local_media_path": ("",),
     "attention_backend": (),
+    "calculate_kv_scales": (False,),
     "compilation_config": (),
     "config_format": ("auto",),
     "convert": ("auto", "none"),
     "cpu_offload_gb": (0,),
+    "cuda_graph_sizes": ([],),
     "data_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
     "disable_async_output_proc": (True, False),
+    "disable_cascade_attn": (True, False),
+    "disable_chunked_mm_input": (True, False),
     "disable_custom_all_reduce": (True, False),
+    "disable_hybrid_kv_cache_manager": (True, False),
+    "disable_log_requests": (True, False),
     "disable_log_stats": (True, False),
+    "disable_mm_preprocessor_cache": (True, False),
     "disable_sliding_window": (False,),
     "distributed_executor_backend": (),
+    "download_dir": (),
     "enable_chunked_prefill": (True,),
     "enable_expert_parallel": (False,),
+    "enable_log_requests": (True, False),
     "enable_lora": (False,),
+    "enable_prompt_embeds": (False,),
+    "enable_return_routed_experts": (False,),
     "enable_sleep_mode": (False,),
+    "fully_sharded_loras": (False,),
     "generation_config": ("auto",),
     "guided_decoding_backend": ("auto",),
     "hf_config_path": (),
     "hf_overrides": ({},),
     "hf_token": (),
+    "ignore_patterns": (),
     "kv_cache_dtype": ("auto",),
+    "kv_sharing_fast_prefill": (False,),
     "kv_transfer_config": (),
     "limit_mm_per_prompt": ({},),
+    "logits_processor_pattern": (),
     "logits_processors": ([],),
-    "max_logprobs": (20,),
+    "logprobs_mode": ("raw_logprobs",),
+    "long_prefill_token_threshold": (0,),
+    "max_logprobs": tuple(range(1, 21)),
+    "max_long_partial_prefills": (1,),
+    "max_num_partial_prefills": (1,),
     "max_seq_len_to_capture": (8192,),
     "mm_processor_kwargs": ({},),
+    "model_impl": ("auto",),
+    "model_loader_extra_config": ({},),
     "num_scheduler_steps": (1,),
+    "optimization_level": (),
+    "override_generation_config": ({},),
+    "override_neuron_config": ({},),
+    "override_pooler_config": (),
     "pipeline_parallel_size": (1,),
     "pooler_config": (),
+    "preemption_mode": (),
+    "prefix_caching_hash_algo": ("builtin", "sha256", "sha256_cbor"),
+    "profiler_config": (),
     "quantization": (),
+    "ray_workers_use_nsight": (False,),
     "revision": ("main",),
     "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs",),
-    "seed": (0,),
     "served_model_name": (),
     "skip_tokenizer_init": (False,),
     "speculative_config": (),
+    "stream_interval": (1,),
     "structured_outputs_config": (),
     "swap_space": (0, 4),
     "task": ("auto", "generate"),
@@ -77,36 +109,42 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": ("main",),
     "trust_remote_code": (True, False),
+    "use_tqdm_on_load": (True, False),
     "use_v2_block_manager": (True,),
+    "worker_cls": ("auto",),
 }
 """other keywords of vLLM's LLM, with the values that ask for nothing; None does not for any of them"""
 
 NEUTRAL_PARAMS: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "detokenize": (True,),
+    "skip_reading_prefix_cache": (False,),
+    "thinking_token_budget": (),
     "early_stopping": (False,),
     "extra_args": ({},),
     "flat_logprobs": (False,),
-    "frequency_penalty": (0,),
     "guided_decoding": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logits_processors": ([],),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
 """parameters of vLLM's SamplingParams that have no effect here, in the same way"""
 
+NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "chat_template_content_format": ("auto", "string"),
+    "lora_request": ([],),
+    "mm_processor_kwargs": ({},),
+    "priority": (
+        0,
+        [],
+    ),
+    "tokenization_kwargs": ({},),
+}
+"""other arguments of LLM.generate and LLM.chat, in the same way"""
+
 _HINTS = {
-    "seed": "SamplingParams(seed=...) seeds a request",
+    "kv_cache_dtype": "keys and values have the model's dtype; model.dtype changes both",
+    "logits_processors": "they are entry points of treadle.logits_processors; SamplingParams names them",
+    "override_generation_config": "SamplingParams(...) says how to sample",
     "hf_overrides": "overrides=['model.config.KEY=VALUE'] lays a key over config.json",
     "quantization": "overrides=['passes.quantize=int8'] quantizes weights",
     "served_model_name": "overrides=['model.name=NAME'] names the model",
@@ -116,6 +154,17 @@ _HINTS = {
 def asks_nothing(name: str, value: Any, neutral: Mapping[str, tuple[Any, ...]]) -> bool:
     """Whether ``value`` of a keyword in ``neutral`` is what happens anyway."""
     return name in neutral and (value is None or value in neutral[name])
+
+
+def refuse_arguments(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument of LLM.generate or LLM.chat that asks for something."""
+    for name, value in given.items():
+        if not asks_nothing(name, value, NEUTRAL_ARGUMENTS):
+            known = name in NEUTRAL_ARGUMENTS
+            close = () if known else nearest(name, list(NEUTRAL_ARGUMENTS))
+            raise ConfigError(
+                "not supported yet" if known else "no such argument", key=name, value=value, nearest=close
+            )
 
 
 def llm_overrides(keywords: Mapping[str, Any], model: str | None) -> list[str]:

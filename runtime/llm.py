@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from treadle.conf.load import compose, model_overrides
-from treadle.runtime.completion import RequestOutput, request_output
-from treadle.runtime.driver import Driver, StepEngine
-from treadle.runtime.keywords import llm_overrides
+from treadle.runtime.completion import RequestMetrics, RequestOutput, request_output
+from treadle.runtime.driver import Answer, Driver, StepEngine
+from treadle.runtime.keywords import llm_overrides, refuse_arguments
 from treadle.runtime.progress import AnswerBar, PhaseBars
-from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.request import Request, RequestError, SamplingParams, spread
+from treadle.runtime.text.hf_tokenizer import HFTokenizer
 from treadle.runtime.text.load import load_tokenizer
 from treadle.runtime.text.output import Delta
 from treadle.runtime.text.prompt import Limits, Prompt, prepare, text_and_ids, texts_and_ids
@@ -79,42 +80,49 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """Return one output for each prompt, in their order.
+        """Return one output for each prompt, in their order; it holds ``n`` answers.
 
         A list of ints is one prompt of token ids. ``sampling_params`` is one for all prompts or one for each; None
         takes what the model recommends. An answer that would not fit in the context is shortened. ``use_tqdm`` shows a
-        progress bar in a terminal.
+        progress bar in a terminal. ``others`` are vLLM's other arguments, as far as they ask for nothing.
 
         Raises: RequestError for a prompt or parameters that cannot run, before any of them does.
         """
+        refuse_arguments(others)
         return self._generate(texts_and_ids(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Return one output for each conversation: a list of messages (OpenAI's shape), or a list of such lists.
 
         ``chat_template`` is Jinja source that replaces the model's own; ``chat_template_kwargs`` are its variables.
+        ``continue_final_message`` leaves the last message open, for the answer to go on with it; it takes
+        ``add_generation_prompt=False``.
 
         Raises: RequestError as ``generate``, and for messages that the template refuses.
         """
+        refuse_arguments(others)
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         template = self._template(chat_template)
         texts = [
             template.render(
                 cast("Sequence[Message]", conversation),
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 extra=chat_template_kwargs,
             )
@@ -130,12 +138,15 @@ class LLM:
         Raises: RequestError at once if the prompt or the parameters cannot run.
         """
         text, ids = text_and_ids(prompt, "prompt")
-        request = self._request(text, ids, self._params(sampling_params, 1)[0], "prompt", add_special_tokens)
+        params = self._params(sampling_params, 1)[0]
+        if params.n != 1:
+            raise RequestError(f"n={params.n}: a stream has one answer; n takes 1 here, generate takes more", "n")
+        request = self._request(text, ids, params, "prompt", add_special_tokens)
         return self._deltas(request)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer."""
-        return self._tokenizer
+    def get_tokenizer(self) -> HFTokenizer:
+        """Return the tokenizer, with the methods that transformers gives it."""
+        return HFTokenizer(self._tokenizer.core, self._tokenizer.facts)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``."""
@@ -171,18 +182,21 @@ class LLM:
             self._request(text, ids, chosen, f"prompts[{i}]", add_special_tokens)
             for i, ((text, ids), chosen) in enumerate(zip(prompts, params))
         ]
-        finished: dict[str, RequestOutput] = {}
-        texts = {request.id: text for request, (text, _) in zip(requests, prompts)}
-        with AnswerBar(len(requests), use_tqdm) as bar, closing(self._driver.run(requests)) as steps:
+        groups = [spread(request) for request in requests]
+        choices = [choice for group in groups for choice in group]
+        finished: dict[str, Answer] = {}
+        with AnswerBar(len(choices), use_tqdm) as bar, closing(self._driver.run(choices)) as steps:
             for answers in steps:
                 before = len(finished)
-                for answer in answers:
-                    if answer.processor.finished:
-                        name = answer.request.id
-                        finished[name] = request_output(answer.processor, texts[name], answer.metrics())
+                finished |= {answer.request.id: answer for answer in answers if answer.processor.finished}
                 num_tokens = sum(len(delta.token_ids) for answer in answers for delta in answer.deltas)
                 bar.advance(num_tokens, len(finished) - before)
-        return [finished[request.id] for request in requests]
+        outputs = []
+        for request, (text, _), group in zip(requests, prompts, groups):
+            whole = [finished[choice.id] for choice in group]
+            metrics = RequestMetrics.over([answer.metrics() for answer in whole])
+            outputs.append(request_output(request.id, text, [answer.processor for answer in whole], metrics))
+        return outputs
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
         with closing(self._driver.run([request])) as steps:

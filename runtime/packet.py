@@ -25,9 +25,11 @@ from treadle.graph.packet import (
 )
 from treadle.graph.state import round_up
 from treadle.kernels.backend.protocol import Backend
+from treadle.runtime.processors import RowProcessors
 from treadle.runtime.sampler import Needs
 from treadle.runtime.scheduler import Chunk, Plan
 from treadle.runtime.sequence import Sequence
+from treadle.runtime.slot_load import SlotLoad, fork_load, slot_load
 
 NUM_STAGES = 2
 """Steps in flight at most: while one runs, the next is written."""
@@ -49,6 +51,36 @@ class Packet(NamedTuple):
     needs: Needs
     stage: int
     """which of NUM_STAGES sets of host memory is this step's"""
+    loads: tuple[SlotLoad, ...] = ()
+    """what slots get before the step"""
+    copies: tuple[tuple[int, int], ...] = ()
+    """pages that are copied behind the program: from, to"""
+    scored: Scored | None = None
+    processed: tuple[Processed, ...] = ()
+    """the rows of logits that are changed in Python"""
+
+
+class Scored(NamedTuple):
+    """Tokens of prompts whose log-probabilities are wanted, [P] int64 on the host."""
+
+    positions: Longs
+    """which tokens of the flat batch give the logits"""
+    targets: Longs
+    """the tokens that came next"""
+    num_top: int
+    """alternatives wanted of any"""
+
+
+class Processed(NamedTuple):
+    """A row of logits that processors change."""
+
+    row: int
+    slot: int
+    num_tokens: int
+    """prompt and answer so far"""
+    decodes: bool
+    """the last of them is known to the device alone"""
+    processors: RowProcessors
 
 
 @dataclass(frozen=True)
@@ -61,14 +93,16 @@ class _Stage:
 class PacketWriter:
     """Owns the host side of the packets."""
 
-    def __init__(self, backend: Backend, buckets: Buckets, largest: StepShape, *, max_pages: int, nobody: int) -> None:
+    def __init__(
+        self, backend: Backend, buckets: Buckets, largest: StepShape, *, max_pages: int, nobody: int, vocab: int
+    ) -> None:
         """``largest`` is what an uncaptured step may have; ``nobody`` the slot that padding points at."""
         bound = largest_shape(largest, buckets)
         self.capacity = packet_capacity(bound, max_pages)
         """int32 of the largest packet"""
         self.bound = bound
         """the largest of each size"""
-        self._buckets, self._nobody = buckets, nobody
+        self._buckets, self._nobody, self._vocab = buckets, nobody, vocab
         self._stages = []
         for _ in range(NUM_STAGES):
             data = backend.host(self.capacity * 4).view(torch.int32)
@@ -83,7 +117,9 @@ class PacketWriter:
         decodes, chunks = plan.decodes, plan.chunks
         sampled = plan.sampled
         exact = StepShape(plan.num_tokens, len(decodes) + len(chunks), len(sampled))
-        bucket = self._buckets.find(exact, decodes_only=not chunks)
+        # Forks have a row each and are no sequences of the step.
+        wide = exact._replace(num_seqs=max(exact.num_seqs, exact.num_rows))
+        bucket = self._buckets.find(wide, decodes_only=not chunks)
         shape = bucket or exact
         stage, at = self._next(shape)
         ints, longs = stage.ints, stage.longs
@@ -96,7 +132,24 @@ class PacketWriter:
             self._frame(stage, shape, at, len(decodes), len(sampled))
             self._write_mixed(stage, at, shape, plan)
         end = self._write_news(stage, at, plan)
-        return Packet(stage.data[:end], shape, bucket is not None, len(sampled), needs_of(sampled), self._turn)
+        made = Packet(stage.data[:end], shape, bucket is not None, len(sampled), needs_of(sampled), self._turn)
+        return made if not (made.needs.adjusted or chunks) else self._with_extras(made, plan, sampled)
+
+    def _with_extras(self, packet: Packet, plan: Plan, sampled: list[Sequence]) -> Packet:
+        """Add what only some requests need, beside the packet itself."""
+        loads = [slot_load(seq, self._vocab) for seq in plan.admitted]
+        loads += [fork_load(seq, admission(seq), self._vocab) for seq in plan.forks]
+        processed = tuple(
+            Processed(row, seq.slot or 0, seq.computed, row < len(plan.decodes), seq.processors)
+            for row, seq in enumerate(sampled)
+            if seq.processors is not None
+        )
+        return packet._replace(
+            loads=tuple(load for load in loads if load is not None),
+            copies=tuple(plan.copies),
+            scored=scored_of(plan),
+            processed=processed,
+        )
 
     def scratch(self, shape: StepShape, *, longest: int, captured: bool, needs: Needs) -> Packet:
         """Return a step of ``shape`` that nobody asked for: it writes to the scratch page, and no row is sampled.
@@ -142,6 +195,7 @@ class PacketWriter:
         ints, longs = stage.ints, stage.longs
         begin = row = num_decodes = len(plan.decodes)
         rows_at, sample_at = at.logit_rows // 2, at.sample_slots // 2
+        forked: list[Any] = []
         slots: list[Any] = [seq.slot for seq in plan.decodes]
         longs[rows_at : rows_at + row] = self._long_count[:row]
         longs[sample_at : sample_at + row] = slots
@@ -155,6 +209,10 @@ class PacketWriter:
                 longs[rows_at + row] = begin - 1
                 longs[sample_at + row] = slots[-1]
                 row += 1
+            forked += [(begin - 1, seq.slot) for seq in chunk.forks]
+        for at_token, slot in forked:
+            longs[rows_at + row], longs[sample_at + row] = at_token, slot
+            row += 1
         longs[rows_at + row : rows_at + shape.num_rows] = 0
         ints[at.slots : at.slots + len(slots)] = slots
         ints[at.q_starts + len(slots) : at.q_starts + shape.num_seqs + 1] = begin
@@ -213,6 +271,11 @@ def admission(seq: Sequence) -> Longs:
     floats[2 * Column.TEMPERATURE] = params.temperature
     floats[2 * Column.TOP_P] = params.top_p
     floats[2 * Column.MIN_P] = params.min_p
+    floats[2 * Column.PRESENCE] = params.presence_penalty
+    floats[2 * Column.FREQUENCY] = params.frequency_penalty
+    floats[2 * Column.REPETITION] = params.repetition_penalty
+    row[Column.NUM_BIASES] = len(params.logit_bias or ())
+    row[Column.CONTROLS] = int(seq.controls)
     row[Column.STOPS :] = stops[0]
     row[Column.STOPS : Column.STOPS + len(stops)] = stops
     assert len(stops) <= MAX_STOPS
@@ -230,5 +293,20 @@ def needs_of(sequences: list[Sequence]) -> Needs:
         min_p=any(each.min_p for each in distinct),
         masked=any(each.masked for each in distinct)
         and any(seq.needs.masked and seq.planned_outputs <= seq.params.min_tokens for seq in sequences),
+        adjusted=any(each.adjusted for each in distinct),
         logprobs=max(logprobs, default=None),
+        asked=any(each.asked for each in distinct),
     )
+
+
+def scored_of(plan: Plan) -> Scored | None:
+    """Return which tokens of prompts are to be scored, None if there are none."""
+    positions, targets, count, begin = list[int](), list[int](), 0, len(plan.decodes)
+    for chunk in plan.chunks:
+        sequence, wanted = chunk.sequence, chunk.scored
+        if wanted:
+            positions += range(begin + wanted.start - chunk.start, begin + wanted.stop - chunk.start)
+            targets += sequence.tokens[wanted.start + 1 : wanted.stop + 1]
+            count = max(count, sequence.params.prompt_logprobs or 0)
+        begin += chunk.count
+    return Scored(np.array(positions, np.int64), np.array(targets, np.int64), count) if positions else None

@@ -1,17 +1,20 @@
 """From logits to tokens. Each row's token depends on its own logits, parameters, seed and token index alone.
 
-Order, as vLLM's: min_tokens (forbids what would end the answer), temperature, min_p, top_k, top_p. A row keeps every
-token tied with the last one it keeps. The token is drawn by one uniform number, a hash of the seed and the token index.
+Order, as vLLM's: processors, what ``kernels.adjust_logits`` does, min_tokens (forbids what would end the answer),
+temperature, min_p, top_k, top_p. A row keeps every token tied with the last one it keeps. The token is drawn by one
+uniform number, a hash of the seed and the token index.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from treadle.graph.footprint import LOGPROB_ROWS
+from treadle.kernels.adjust_logits import Controls, adjust_logits
 from treadle.kernels.sample import TokenKernels
 from treadle.runtime.request import MAX_LOGPROBS
 from treadle.runtime.sequence import Needs as Needs
@@ -23,13 +26,16 @@ ROW_BLOCK = 8
 """rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
 
 GREEDY, SAMPLED = Needs(), Needs(sampled=True, top_k=1 << 30, top_p=True, min_p=True, masked=True)
-VARIANTS = (GREEDY, SAMPLED, SAMPLED._replace(logprobs=MAX_LOGPROBS))
+ADJUSTED = SAMPLED._replace(adjusted=True)
+VARIANTS = (GREEDY, SAMPLED, ADJUSTED, ADJUSTED._replace(logprobs=MAX_LOGPROBS, asked=True))
 """What is captured, the cheapest first: each serves every step that needs no more."""
 
 
 def variant(needs: Needs) -> int:
     """Return the index in VARIANTS of the cheapest one that serves a step with these needs."""
     if needs.logprobs is not None:
+        return 3
+    if needs.adjusted:
         return 2
     return 1 if needs.sampled or needs.masked else 0
 
@@ -52,32 +58,103 @@ class RowParams(NamedTuple):
     stops: Tensor
     """int64, tokens that end the answer: the first repeated as padding, -1 where there is none"""
 
+    def at(self, block: slice) -> RowParams:
+        """Return those of some rows, as views."""
+        return RowParams(*(column[block] for column in self))
+
+
+class Scores(NamedTuple):
+    """What R tokens score among all, by the model alone. Shapes: [R], tops and asked [R, n]."""
+
+    logprobs: Tensor
+    """float32, the token's, of the distribution as the model gave it"""
+    ranks: Tensor
+    """int64, 1 = most likely"""
+    top_ids: Tensor
+    top_logprobs: Tensor
+    asked_logprobs: Tensor | None = None
+    """float32, of the tokens that the row's request asked for"""
+
 
 class Samples(NamedTuple):
-    """The outcome. Shapes: [R], tops [R, n]."""
+    """The outcome: tokens, and where log-probabilities are wanted what they score. Shapes: as ``Scores``."""
 
     tokens: Tensor
     """int64, -1 where the logits are not finite"""
     logprobs: Tensor | None = None
-    """float32, the chosen token's, of the distribution as the model gave it"""
     ranks: Tensor | None = None
-    """int64, 1 = most likely"""
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    asked_logprobs: Tensor | None = None
+    scored: Scores | None = None
+    """of tokens of prompts, where there are any"""
 
 
-def sample(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenKernels | None = None) -> Samples:
+class Changes(NamedTuple):
+    """What changes the logits before a token is drawn."""
+
+    slots: Tensor
+    """[R] int64"""
+    controls: Controls
+    processed: Mapping[int, Callable[[Tensor], None]] = {}
+    """by row: changes a row of float32 logits [V] in place"""
+
+    def of(self, logits: Tensor, block: slice, kernels: TokenKernels | None) -> Tensor:
+        """Return the changed logits of a block of rows, float32."""
+        wanted = {
+            row - block.start: change for row, change in self.processed.items() if block.start <= row < block.stop
+        }
+        part = logits[block]
+        if wanted:
+            part = part.to(torch.float32, copy=True)
+            for row, change in wanted.items():
+                change(part[row])
+        adjust = adjust_logits if kernels is None else kernels.adjust_logits
+        return adjust(part, self.slots[block], self.controls)
+
+
+def sample(
+    logits: Tensor,
+    rows: RowParams | None,
+    needs: Needs,
+    kernels: TokenKernels | None = None,
+    changes: Changes | None = None,
+) -> Samples:
     """Return a token for each row of ``logits`` [R, V]; the logits stay as they are.
 
-    ``rows`` may be None where nothing is drawn or masked. ``kernels`` draw the tokens; without them plain torch does.
+    ``rows`` may be None where nothing is drawn or masked, ``changes`` where nothing is adjusted or asked. ``kernels``
+    draw the tokens; without them plain torch does.
     """
     assert rows is not None or not (needs.sampled or needs.masked)
+    assert changes is not None or not (needs.adjusted or needs.asked)
+    if changes is None or not needs.adjusted:
+        tokens = _tokens(logits, rows, needs, kernels)
+    else:
+        # In float32 they take as much as the four copies that log-probabilities are made with; twice that where
+        # processors change a copy first.
+        blocks = _blocks(len(logits), (2 if changes.processed else 4) * LOGPROB_ROWS)
+        parts = [
+            _tokens(changes.of(logits, block, kernels), None if rows is None else rows.at(block), needs, kernels)
+            for block in blocks
+        ]
+        tokens = torch.cat(parts)
+    result = Samples(tokens)
+    if needs.logprobs is None:
+        return result
+    asked = None
+    if needs.asked and changes is not None:
+        asked = changes.controls.asked.index_select(0, changes.slots).long()
+    return result._replace(**score(logits, tokens.clamp_min(0), needs.logprobs, asked)._asdict())
+
+
+def _blocks(count: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, max(count, 1), size)]
+
+
+def _tokens(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenKernels | None) -> Tensor:
     if kernels is not None:
         plain = not (needs.sampled or needs.masked)
-        drawn = kernels.greedy(logits) if rows is None or plain else kernels.draw(logits, rows)
-        result = Samples(drawn)
-        return result if needs.logprobs is None else _with_logprobs(logits, drawn.clamp_min(0), result, needs.logprobs)
-    raw = logits
+        return kernels.greedy(logits) if rows is None or plain else kernels.draw(logits, rows)
     if rows is not None and needs.masked:
         logits = _forbid_stops(logits, rows)
     best, tokens = logits.max(dim=-1)
@@ -85,12 +162,9 @@ def sample(logits: Tensor, rows: RowParams | None, needs: Needs, kernels: TokenK
     valid = best.isfinite()
     if rows is not None and needs.sampled:
         blocks = [slice(first, first + ROW_BLOCK) for first in range(0, len(tokens), ROW_BLOCK)]
-        drawn = torch.cat(
-            [_draw(logits[each], best[each], RowParams(*(column[each] for column in rows)), needs) for each in blocks]
-        )
+        drawn = torch.cat([_draw(logits[each], best[each], rows.at(each), needs) for each in blocks])
         tokens = torch.where(rows.temperature > 0, drawn, tokens)
-    result = Samples(torch.where(valid, tokens, -1))
-    return result if needs.logprobs is None else _with_logprobs(raw, tokens, result, needs.logprobs)
+    return torch.where(valid, tokens, -1)
 
 
 def uniforms(seed: Tensor, index: Tensor) -> Tensor:
@@ -157,16 +231,19 @@ def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
     return floor
 
 
-def _with_logprobs(raw: Tensor, tokens: Tensor, result: Samples, count: int) -> Samples:
+def score(logits: Tensor, tokens: Tensor, count: int, asked: Tensor | None = None) -> Scores:
+    """Return what ``tokens`` [R] score in the distributions that ``logits`` [R, V] give.
+
+    ``count`` likeliest tokens come with each; ``asked`` [R, n] are others whose log-probabilities are wanted.
+    """
     parts = []
-    for first in range(0, max(len(tokens), 1), LOGPROB_ROWS):
-        rows = slice(first, first + LOGPROB_ROWS)
-        logprobs = raw[rows].float().log_softmax(dim=-1)
+    for rows in _blocks(len(tokens), LOGPROB_ROWS):
+        logprobs = logits[rows].float().log_softmax(dim=-1)
         chosen = logprobs.gather(1, tokens[rows].unsqueeze(1))
         top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
-        parts.append((chosen.squeeze(1), (logprobs > chosen).sum(dim=-1) + 1, top.indices, top.values))
-    logprobs, ranks, top_ids, top_logprobs = (torch.cat(columns) for columns in zip(*parts))
-    return result._replace(logprobs=logprobs, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs)
+        columns = [chosen.squeeze(1), (logprobs > chosen).sum(dim=-1) + 1, top.indices, top.values]
+        parts.append(columns if asked is None else [*columns, logprobs.gather(1, asked[rows])])
+    return Scores(*(torch.cat(columns) for columns in zip(*parts)))
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

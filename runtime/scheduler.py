@@ -31,6 +31,16 @@ class Chunk:
     start: int
     count: int
     samples: bool
+    forks: tuple[Sequence, ...] = ()
+    """sequences of its group that begin to decode with it: the same prompt, a token of their own"""
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits are wanted for the log-probability of the prompt's next token."""
+        sequence = self.sequence
+        if sequence.params.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.start, sequence.prompt_from), min(self.start + self.count, sequence.prompt_len - 1))
 
 
 @dataclass
@@ -43,6 +53,8 @@ class Plan:
     """sequences that got a slot since the last step"""
     grown: list[tuple[int, int, int]] = field(default_factory=list)
     """new entries of page tables: which decode, index, page"""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """pages to copy once the step's tokens are in them: from, to"""
 
     @property
     def num_tokens(self) -> int:
@@ -56,8 +68,14 @@ class Plan:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """One for each row of logits."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
+        """One for each row of logits: decodes, last chunks, forks."""
+        last = [chunk.sequence for chunk in self.chunks if chunk.samples]
+        return self.decodes + last + self.forks
+
+    @property
+    def forks(self) -> list[Sequence]:
+        """Sequences that sample from the logits of another one's chunk."""
+        return [fork for chunk in self.chunks for fork in chunk.forks]
 
 
 DECODES_A_PROMPT = 16
@@ -140,14 +158,17 @@ class Scheduler:
         self._lacking = 0
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
-        for sequence in self.running:
+        # A copy, since forks join the list.
+        for sequence in list(self.running):
             if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and room.left:
                 self._plan_chunk(plan, sequence, room)
-        while room.left and self.waiting and self._slots and self._admit(self.waiting[0]):
+        while room.left and self.waiting and self._slots:
+            if self._may_fork(self.waiting[0]) or not self._admit(self.waiting[0]):
+                break
             sequence = self.waiting.popleft()
             plan.admitted.append(sequence)
             self._plan_chunk(plan, sequence, room)
-        for sequence in plan.sequences:
+        for sequence in (*plan.sequences, *plan.forks):
             sequence.in_flight += 1
         for sequence in plan.sampled:
             sequence.pending += 1
@@ -157,7 +178,7 @@ class Scheduler:
         """Note that a plan has run and its tokens are known: give back what no step in flight uses any more."""
         for sequence in plan.sampled:
             sequence.pending -= 1
-        for sequence in plan.sequences:
+        for sequence in (*plan.sequences, *plan.forks):
             sequence.in_flight -= 1
             if sequence.in_flight == 0:
                 if sequence.finish_reason:
@@ -217,18 +238,56 @@ class Scheduler:
         start = sequence.computed
         count = room.take(sequence.prefill_end - start, 1 + start / self._attention_tokens)
         sequence.computed = start + count
-        plan.chunks.append(
-            Chunk(sequence=sequence, start=start, count=count, samples=sequence.computed == sequence.prefill_end)
-        )
+        samples = sequence.computed == sequence.prefill_end
         # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
         # values before it reads any, and later steps run later.
         self._remember(sequence, sequence.computed)
+        forks = self._fork(plan, sequence) if samples and sequence.starts_group else ()
+        plan.chunks.append(Chunk(sequence=sequence, start=start, count=count, samples=samples, forks=forks))
+
+    def _may_fork(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence's prompt is being computed by another one of its group."""
+        return sequence.starts_group and any(
+            each.group == sequence.group and each.prefilling and each.starts_group and not each.finish_reason
+            for each in self.running
+        )
+
+    def _fork(self, plan: Plan, leader: Sequence) -> tuple[Sequence, ...]:
+        """Give a slot to those of the leader's group that wait for its prompt, as far as slots and pages go.
+
+        They share its full pages and get a copy of the last one. Who finds no room finds most of it in the tree later.
+        """
+        forks = []
+        full, rest = divmod(leader.prompt_len, self._page_tokens)
+        while self.waiting and self._slots:
+            sequence = self.waiting[0]
+            alike = sequence.group == leader.group and sequence.starts_group
+            if not alike or bool(rest) + self._headroom(sequence) > self._available:
+                break
+            self.waiting.popleft()
+            self._share_node(sequence, leader)
+            self.allocator.share(leader.pages[:full])
+            sequence.pages = leader.pages[:full] + self._take(bool(rest), sequence)
+            if rest:
+                plan.copies.append((leader.pages[full], sequence.pages[full]))
+            sequence.slot = self._slots.pop()
+            sequence.computed = sequence.prefill_end = leader.prompt_len
+            self.running.append(sequence)
+            sequence.first_step_s = time.monotonic()
+            sequence.num_cached = leader.num_cached
+            forks.append(sequence)
+        return tuple(forks)
+
+    def _share_node(self, sequence: Sequence, leader: Sequence) -> None:
+        if leader.node is not None:
+            self.tree.lock(leader.node)
+            sequence.node = leader.node
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""
         cached: list[int] = []
         if self._prefix_cache:
-            cached, node = self.tree.match(sequence.tokens)
+            cached, node = self.tree.match(sequence.readable)
             self.tree.lock(node)
             sequence.node = node
         need = -(-len(sequence.tokens) // self._page_tokens) - len(cached)
@@ -240,6 +299,7 @@ class Scheduler:
         sequence.slot = self._slots.pop()
         sequence.computed = len(cached) * self._page_tokens
         sequence.prefill_end = len(sequence.tokens)
+        sequence.prompt_from = len(sequence.prompt_logprobs)
         self.running.append(sequence)
         if sequence.first_step_s is None:
             sequence.first_step_s = time.monotonic()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from treadle.runtime.request import FinishReason, Request, SamplingParams
+from treadle.graph.packet import Control
+from treadle.runtime.processors import RowProcessors
+from treadle.runtime.request import FinishReason, Request, SamplingParams, TokenLogprob
 from treadle.runtime.state.prefix import TOKEN_TYPE, Node
 
 
@@ -20,11 +22,26 @@ class Needs(NamedTuple):
     min_p: bool = False
     masked: bool = False
     """a row must not end yet"""
+    adjusted: bool = False
+    """a row's logits are changed: penalties, biases, forbidden tokens, bad words, processors"""
     logprobs: int | None = None
     """the largest number of alternatives wanted, None if no row wants any log-probability"""
+    asked: bool = False
+    """a row wants log-probabilities of tokens by their ids"""
 
 
-def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...]) -> Needs:
+def controls_of(params: SamplingParams, bad_token_ids: tuple[tuple[int, ...], ...]) -> Control:
+    """Return which arrays of its slot a request has its logits changed by."""
+    penalties = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    forbidden = params.allowed_token_ids is not None or any(len(word) == 1 for word in bad_token_ids)
+    words = any(len(word) > 1 for word in bad_token_ids)
+    found = Control(0)
+    for control, wanted in ((Control.PENALTIES, penalties), (Control.FORBIDDEN, forbidden), (Control.WORDS, words)):
+        found |= control if wanted else Control(0)
+    return found
+
+
+def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...], controls: Control) -> Needs:
     """Return what a request's rows need at most."""
     hot = params.temperature > 0
     return Needs(
@@ -33,7 +50,9 @@ def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...]) -> Needs:
         top_p=hot and params.top_p < 1,
         min_p=hot and params.min_p > 0,
         masked=bool(stop_ids) and params.min_tokens > 0,
-        logprobs=params.logprobs,
+        adjusted=bool(controls or params.logit_bias or params.logits_processors),
+        logprobs=(params.logprobs or 0) if params.wants_logprobs else None,
+        asked=params.logprob_token_ids is not None,
     )
 
 
@@ -56,7 +75,16 @@ class Sequence:
         self.eos_ids = frozenset(eos)
         self.stop_ids = tuple(dict.fromkeys((*eos, *request.params.stop_token_ids)))
         """every token that ends it"""
-        self.needs = needs_alone(request.params, self.stop_ids)
+        self.bad_token_ids = request.bad_token_ids
+        self.controls = controls_of(request.params, request.bad_token_ids)
+        self.needs = needs_alone(request.params, self.stop_ids, self.controls)
+        self.group, self.choice = request.group, request.choice
+        self.processors: RowProcessors | None = None
+        """what it changes its logits by, in Python"""
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """of the prompt's tokens from the second on, as far as they are known"""
+        self.prompt_from = 0
+        """the first position whose log-probability is still to be computed since it was admitted"""
         self.tokens = array(TOKEN_TYPE, request.prompt)
         """the prompt and every generated token known so far"""
         self.prompt_len = len(request.prompt)
@@ -87,6 +115,18 @@ class Sequence:
     def num_outputs(self) -> int:
         """Generated tokens known so far."""
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def starts_group(self) -> bool:
+        """Whether others wait for its prompt: it is of a group, and its next token is the first."""
+        return self.group is not None and self.num_outputs == 0
+
+    @property
+    def readable(self) -> array[int]:
+        """The tokens whose beginning may come from the prefix tree: not those whose logits are still wanted."""
+        known = len(self.prompt_logprobs)
+        scored = self.params.prompt_logprobs is None or known >= self.prompt_len - 1
+        return self.tokens if scored else self.tokens[: known + 1]
 
     @property
     def planned_outputs(self) -> int:

@@ -6,24 +6,51 @@ here. ``treadle::begin_step`` and ``treadle::end_step`` change them, on the stre
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from treadle.graph.packet import SLOT_WIDTH, Column
+from treadle.kernels.adjust_logits import new_controls
+from treadle.kernels.backend.protocol import Backend
 from treadle.runtime.sampler import RowParams
+from treadle.runtime.slot_load import Array, SlotLoad
 
 
 class Slots:
     """Device arrays over ``num_slots`` sequences; the host never reads them.
 
     One slot more belongs to nobody: it is never active, all its pages are the scratch page, and padding points at it.
-    Shapes: rows [num_slots + 1, SLOT_WIDTH] int64; page_table [num_slots + 1, max_pages] int32.
+    Shapes: rows [num_slots + 1, SLOT_WIDTH] int64; page_table [num_slots + 1, max_pages] int32; history, where there
+    are processors that want it, [num_slots + 1, max_len] int32.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, device: str) -> None:
+    def __init__(
+        self, num_slots: int, max_pages: int, backend: Backend, *, vocab: int, history_tokens: int = 0
+    ) -> None:
+        device = backend.device
+        self._backend = backend
         self.nobody = num_slots
         self.rows = torch.zeros(num_slots + 1, SLOT_WIDTH, dtype=torch.int64, device=device)
         self.page_table = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
+        self.controls = new_controls(self.rows, vocab)
+        self.history = torch.zeros(num_slots + 1, history_tokens, dtype=torch.int32, device=device)
+
+    def load(self, load: SlotLoad) -> None:
+        """Take in what comes beside the packet. Must be called on the stream, before the packet's step."""
+        for name, array in load.arrays.items():
+            self._send(getattr(self.controls, name)[load.slot], array)
+        if load.pages:
+            self._send(self.page_table[load.slot], np.array(load.pages, np.int32))
+        if load.history is not None:
+            self._send(self.history[load.slot], load.history)
+
+    def _send(self, row: Tensor, array: Array) -> None:
+        """Copy an array to the beginning of a row; the host does not wait."""
+        host = self._backend.host(array.nbytes)
+        host.numpy()[:] = array.reshape(-1).view(np.uint8)
+        content = host.view(row.dtype)
+        row.view(-1)[: len(content)].copy_(content, non_blocking=True)
 
     def column(self, column: Column) -> Tensor:
         """Return one value of every slot, [num_slots + 1], as a view."""

@@ -6,25 +6,28 @@ where the backend captures. Other steps are launched op by op. All of it runs on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from treadle.graph.buckets import Buckets
-from treadle.graph.packet import StepShape, sections
+from treadle.graph.packet import MAX_ASKED, Column, StepShape, sections
 from treadle.graph.program import StepInputs
 from treadle.graph.target import Target
 from treadle.kernels import registry
+from treadle.kernels.adjust_logits import note_tokens
 from treadle.kernels.backend.protocol import Backend, Stream
 from treadle.kernels.sample import token_kernels
 from treadle.runtime.capture import CapturedStep, capture_step
-from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter
+from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter, Processed, Scored
 from treadle.runtime.request import MAX_LOGPROBS
-from treadle.runtime.sampler import VARIANTS, Samples, sample, variant
+from treadle.runtime.sampler import VARIANTS, Changes, Samples, Scores, sample, score, variant
 from treadle.runtime.sequence import Needs
 from treadle.runtime.slots import Slots
+from treadle.runtime.state.arena import Pages
 
 KINDS_OF_TOKENS = (8191, 1024, 1023, 640, 641)
 KINDS_OF_SEQS = (1, 3, 16)
@@ -42,20 +45,32 @@ class Executor(Protocol):
         """
         ...
 
+    def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
+        """Do the same but for the logits; return what gives those of any rows [R] of the T, as often as is wanted."""
+        ...
+
 
 class Stepper:
     """Owns the slots, the device's packet, and the buffers of what was sampled, on the device and on the host."""
 
     def __init__(
         self, *, executor: Executor, backend: Backend, largest: StepShape, max_pages: int, max_seq_tokens: int,
-        buckets: Buckets,
+        buckets: Buckets, vocab: int, pages: Pages, history: bool,
     ) -> None:  # fmt: skip
-        """``largest`` bounds the steps that are asked for; ``max_seq_tokens`` the length of a sequence."""
+        """``largest`` bounds the steps that are asked for; ``max_seq_tokens`` the length of a sequence.
+
+        With ``history`` slots remember every token, for processors.
+        """
         self.executor = executor
+        self._pages = pages
         self._backend = backend
         self._largest, self._buckets, self._max_seq_tokens = largest, buckets, max_seq_tokens
-        self._slots = Slots(largest.num_seqs, max_pages, backend.device)
-        self.writer = PacketWriter(backend, buckets, largest, max_pages=max_pages, nobody=self._slots.nobody)
+        self._slots = Slots(
+            largest.num_seqs, max_pages, backend, vocab=vocab, history_tokens=max_seq_tokens if history else 0
+        )
+        self.writer = PacketWriter(
+            backend, buckets, largest, max_pages=max_pages, nobody=self._slots.nobody, vocab=vocab
+        )
         bound = self.writer.bound
         self._packet = torch.zeros(self.writer.capacity, dtype=torch.int32, device=backend.device)
         self._page_table = torch.zeros(bound.num_seqs, max_pages, dtype=torch.int32, device=backend.device)
@@ -73,12 +88,55 @@ class Stepper:
         Must be called on the stream.
         """
         self._send(packet)
-        if packet.captured:
+        for load in packet.loads:
+            self._slots.load(load)
+        special = packet.scored is not None or packet.processed
+        scored = None
+        if packet.captured and not special:
             self._captured[packet.shape].replay(variant(packet.needs))
         else:
-            needs = VARIANTS[variant(packet.needs)] if self._backend.captures else packet.needs
-            self._finish(self._forward(packet.shape), packet.shape, needs)
-        return self._receive(packet)
+            scored = self._launch(packet)
+        for source, target in packet.copies:
+            self._pages.copy(source, target)
+        return self._receive(packet, scored)
+
+    def _launch(self, packet: Packet) -> Scores | None:
+        """Do a step, or part of it, op by op; return what its prompts' tokens scored."""
+        needs = VARIANTS[variant(packet.needs)] if self._backend.captures else packet.needs
+        if packet.scored is not None:
+            self._begin_step(packet.shape)
+            inputs = self._inputs(packet.shape)
+            head = self.executor.trunk(inputs)
+            self._finish(head(inputs.logit_rows), packet.shape, needs, packet.processed)
+            return self._score(head, packet.scored)
+        if packet.captured:
+            captured = self._captured[packet.shape]
+            captured.forward()
+            logits = captured.logits
+        else:
+            logits = self._forward(packet.shape)
+        self._finish(logits, packet.shape, needs, packet.processed)
+        return None
+
+    def _score(self, head: Callable[[Tensor], Tensor], scored: Scored) -> Scores:
+        """Return the log-probabilities of tokens of prompts, in host memory."""
+        block = self.writer.bound.num_rows
+        positions, targets = (self._upload(torch.from_numpy(each)) for each in (scored.positions, scored.targets))
+        parts = []
+        # As many rows at a time as a step may sample from: more logits have no place.
+        for first in range(0, len(positions), block):
+            rows = slice(first, first + block)
+            parts.append(score(head(positions[rows]), targets[rows], scored.num_top))
+        whole = [torch.cat(columns) for columns in zip(*(part[:4] for part in parts))]
+        return Scores(*(self._download(column) for column in whole))
+
+    def _upload(self, values: Tensor) -> Tensor:
+        host = self._backend.host(values.nbytes).view(values.dtype).view(values.shape)
+        return host.copy_(values).to(self._backend.device, non_blocking=True)
+
+    def _download(self, values: Tensor) -> Tensor:
+        host = self._backend.host(values.nbytes).view(values.dtype).view(values.shape)
+        return host.copy_(values, non_blocking=True)
 
     def warm_up(self, stream: Stream, progress: Callable[[int, int], None] | None, workspace_bytes: int) -> None:
         """Run the largest steps, so that memory is taken and kernels are compiled, and capture every bucket.
@@ -116,8 +174,11 @@ class Stepper:
         self._send(packet)
         self._captured[packet.shape] = capture_step(self._backend, packet.shape, self._forward, self._finish)
 
-    def _forward(self, shape: StepShape) -> Tensor:
+    def _begin_step(self, shape: StepShape) -> None:
         self._begin(self._slots.rows, self._slots.page_table, self._packet, self._page_table, *shape)
+
+    def _forward(self, shape: StepShape) -> Tensor:
+        self._begin_step(shape)
         return self.executor.forward(self._inputs(shape))
 
     def _inputs(self, shape: StepShape) -> StepInputs:
@@ -134,29 +195,48 @@ class Stepper:
             logit_rows=wide[at.logit_rows // 2 : at.logit_rows // 2 + rows],
         )
 
-    def _finish(self, logits: Tensor, shape: StepShape, needs: Needs) -> None:
+    def _finish(self, logits: Tensor, shape: StepShape, needs: Needs, processed: Sequence[Processed] = ()) -> None:
         """Sample into the buffers, and note the tokens in the slots."""
         at, rows = sections(shape), shape.num_rows
         slots = self._packet.view(torch.int64)[at.sample_slots // 2 : at.sample_slots // 2 + rows]
         params = self._slots.row_params(slots) if needs.sampled or needs.masked else None
-        samples = sample(logits, params, needs, self._token_kernels)
+        changes = None
+        if needs.adjusted or needs.asked:
+            in_python = {each.row: partial(self._process, each) for each in processed}
+            changes = Changes(slots, self._slots.controls, in_python)
+        samples = sample(logits, params, needs, self._token_kernels, changes)
+        if needs.adjusted:
+            note = note_tokens if self._token_kernels is None else self._token_kernels.note_tokens
+            note(samples.tokens, slots, self._slots.controls)
         self._end(self._slots.rows, self._packet, samples.tokens, self._out.tokens, *shape)
-        if needs.logprobs is not None:
-            for buffer, values in zip(self._out[1:], samples[1:]):
-                assert buffer is not None
-                assert values is not None
-                part = buffer[:rows] if values.ndim == 1 else buffer[:rows, : values.shape[1]]
-                part.copy_(values)
+        # The tokens are there already.
+        for name in _fields(needs)[1:]:
+            buffer, values = getattr(self._out, name), getattr(samples, name)
+            part = buffer[:rows] if values.ndim == 1 else buffer[:rows, : values.shape[1]]
+            part.copy_(values)
 
-    def _receive(self, packet: Packet) -> Samples:
+    def _process(self, row: Processed, logits: Tensor) -> None:
+        """Let processors change a row of logits."""
+        tokens = self._slots.history[row.slot, : row.num_tokens]
+        if row.decodes:
+            tokens[-1] = self._slots.rows[row.slot, Column.LAST_TOKEN]
+        row.processors.apply(tokens.long(), logits)
+
+    def _receive(self, packet: Packet, scored: Scores | None) -> Samples:
         host, rows = self._host[packet.stage], packet.num_rows
-        wanted = 1 if packet.needs.logprobs is None else len(host)
-        parts = []
-        for theirs, ours in zip(self._out[:wanted], host[:wanted]):
-            assert theirs is not None
-            assert ours is not None
-            parts.append(ours[:rows].copy_(theirs[:rows], non_blocking=True))
-        return Samples(*parts)
+        parts = {
+            name: getattr(host, name)[:rows].copy_(getattr(self._out, name)[:rows], non_blocking=True)
+            for name in _fields(packet.needs)
+        }
+        return Samples(**parts, scored=scored)
+
+
+def _fields(needs: Needs) -> tuple[str, ...]:
+    """Return which fields of Samples a step gives, the tokens first."""
+    if needs.logprobs is None:
+        return ("tokens",)
+    every = ("tokens", "logprobs", "ranks", "top_ids", "top_logprobs", "asked_logprobs")
+    return every if needs.asked else every[:-1]
 
 
 def _samples(allocate: Callable[[int], Tensor], rows: int) -> Samples:
@@ -171,4 +251,5 @@ def _samples(allocate: Callable[[int], Tensor], rows: int) -> Samples:
         ranks=buffer(torch.int64),
         top_ids=buffer(torch.int64, MAX_LOGPROBS),
         top_logprobs=buffer(torch.float32, MAX_LOGPROBS),
+        asked_logprobs=buffer(torch.float32, MAX_ASKED),
     )

@@ -6,7 +6,9 @@ Tensors are read in file order and copied into their final place, so that memory
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,12 +72,11 @@ class _Loader:
     def evaluate(self, expr: WeightExpr) -> Tensor:
         """Return a new tensor."""
         match expr:
-            case Leaf(name=name, dtype=dtype):
-                return self._leaf(name, getattr(torch, dtype))
-            case Concat(parts=parts, dim=dim):
-                return self._joined(
-                    parts, dim, torch.empty(expr.shape, dtype=getattr(torch, expr.dtype), device=self._device)
-                )
+            case Leaf() | Concat():
+                result = torch.empty(expr.shape, dtype=getattr(torch, expr.dtype), device=self._device)
+                for place, part in self.pieces(expr):
+                    place(result).copy_(part)
+                return result
             case Cast(part=part, dtype=dtype):
                 return self.evaluate(part).to(getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
@@ -86,37 +87,78 @@ class _Loader:
                 return torch.tensor(values, dtype=torch.int64, device=self._device)
 
     def quantised(self, part: WeightExpr, group: int) -> tuple[Tensor, Tensor]:
-        """Return int8 values and scales. Rows quantise apart, so joined rows need no joined matrix before."""
-        if not (isinstance(part, Concat) and part.dim == 0):
-            return quantize_int8(self.evaluate(part), group)
+        """Return int8 values and scales. Rows quantise apart, so what is joined needs no joined matrix before."""
         weight = torch.empty(part.shape, dtype=torch.int8, device=self._device)
-        scale = torch.empty(part.shape[0], part.shape[1] // group, dtype=torch.float32, device=self._device)
-        start = 0
-        for item in part.parts:
-            rows = item.shape[0]
-            values, scales = self.quantised(item, group)
-            weight[start : start + rows].copy_(values)
-            scale[start : start + rows].copy_(scales)
-            start += rows
+        scale = torch.empty(*part.shape[:-1], part.shape[-1] // group, dtype=torch.float32, device=self._device)
+        rows = self.pieces(part) if _joins_rows(part) else iter([(_whole, self.evaluate(part))])
+        for place, piece in rows:
+            # as the program would hold it: rounded to its dtype first
+            matrix = piece.to(device=self._device, dtype=getattr(torch, part.dtype))
+            values, scales = quantize_int8(matrix.reshape(-1, matrix.shape[-1]), group)
+            for target, made in ((place(weight), values), (place(scale), scales)):
+                target.copy_(made.view(target.shape))
         return weight, scale
 
-    def _joined(self, parts: Sequence[WeightExpr], dim: int, result: Tensor) -> Tensor:
-        start = 0
-        for part in parts:
-            result.narrow(dim, start, part.shape[dim]).copy_(self.evaluate(part))
-            start += part.shape[dim]
-        return result
+    def pieces(self, expr: WeightExpr) -> Iterator[tuple[Place, Tensor]]:
+        """Return ``expr`` part by part, as few bytes at a time as the source allows, and where each part belongs."""
+        match expr:
+            case Leaf(name=name):
+                for index, piece in self._leaf(name):
+                    yield (_whole if index is None else partial(Tensor.select, dim=0, index=index)), piece
+            case Concat(parts=parts, dim=dim):
+                start = 0
+                for part in parts:
+                    size = part.shape[dim]
+                    for place, piece in self.pieces(part):
+                        yield partial(_inside, place, dim, start, size), piece
+                    start += size
+            case _:
+                yield _whole, self.evaluate(expr)
 
-    def _leaf(self, name: str, dtype: torch.dtype) -> Tensor:
+    def _leaf(self, name: str) -> Iterator[tuple[int | None, Tensor]]:
         missing = self._checkpoint.initial.get(name)
         if missing is not None:
-            tied = self._checkpoint.spec.head.tied
-            return random_weight(name, missing, self._checkpoint.seed, tied, self._device).to(dtype)
-        if name not in self._checkpoint.weights:
+            yield from random_pieces(
+                name, missing, self._checkpoint.seed, self._checkpoint.spec.head.tied, self._device
+            )
+        elif name in self._checkpoint.weights:
+            # the source's tensor may be a view of the mapped file: the program copies it
+            yield from self._checkpoint.pieces(name)
+        else:
             raise CheckpointError("no such weight", key=name)
-        # the source's tensor may be a view of the mapped file: the copy is the program's own
-        result = torch.empty(self._checkpoint.weights[name].shape, dtype=dtype, device=self._device)
-        return result.copy_(self._checkpoint.read(name))
+
+
+Place = Callable[[Tensor], Tensor]
+"""Takes a tensor of the shape of an expression, or one that differs in the last dim; returns the view of a part."""
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x
+
+
+def _inside(place: Place, dim: int, start: int, size: int, x: Tensor) -> Tensor:
+    return place(x.narrow(dim, start, size))
+
+
+def _joins_rows(expr: WeightExpr) -> bool:
+    """Return whether the last dim of ``expr`` is whole in each of its parts."""
+    match expr:
+        case Concat(parts=parts, dim=dim):
+            return dim < len(expr.shape) - 1 and all(_joins_rows(part) for part in parts)
+        case _:
+            return True
+
+
+def random_pieces(
+    name: str, expected: Expected, seed: int, tied: bool, device: torch.device
+) -> Iterator[tuple[int | None, Tensor]]:
+    """Return a random weight as ``Checkpoint.pieces`` returns a stored one: a stack matrix by matrix."""
+    if len(expected.shape) < 3:
+        yield None, random_weight(name, expected, seed, tied, device)
+        return
+    for index in range(expected.shape[0]):
+        one = replace(expected, shape=expected.shape[1:])
+        yield index, random_weight(f"{name}[{index}]", one, seed, tied, device)
 
 
 def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: torch.device) -> Tensor:

@@ -151,6 +151,7 @@ def join(deltas: Sequence[Delta]) -> Delta:
         text="".join(delta.text for delta in deltas),
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         abort=last.abort,

@@ -6,6 +6,9 @@ It stores (token, position) pairs in pages and hashes them. A wrong page, positi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from capturing_backend import CapturingBackend
 from torch import Tensor
@@ -58,6 +61,7 @@ class HistoryModel:
         """what is computed belongs to nobody"""
         self.steps = 0
         self.step_tokens: list[int] = []
+        self.head_rows: list[int] = []
 
     def forward(self, inputs: StepInputs) -> Tensor:
         self._check(inputs)
@@ -70,7 +74,15 @@ class HistoryModel:
         for token, position, row in zip(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.seq_ids.tolist()):
             if position >= 0:
                 self._cells[self._at(inputs.page_table, row, position)] = _WRITTEN + position * VOCAB + token
-        logits = [self._logits(inputs, index) for index in inputs.logit_rows.tolist()]
+        return self._head(inputs, inputs.logit_rows)
+
+    def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
+        self.forward(inputs)
+        return partial(self._head, inputs)
+
+    def _head(self, inputs: StepInputs, rows: Tensor) -> Tensor:
+        self.head_rows.append(len(rows))
+        logits = [self._logits(inputs, index) for index in rows.tolist()]
         return torch.tensor(logits, dtype=torch.float32).view(-1, VOCAB)
 
     def _logits(self, inputs: StepInputs, index: int) -> list[float]:

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from oracle_moe import FULL, MOE_CASES, SLIDING, pack_mxfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "oracle"
 VOCAB = 160
 NEW_TOKENS = 12
-SLIDING, FULL = "sliding_attention", "full_attention"
 # eps and theta are not the usual ones, so that a default used by mistake shows
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -106,6 +106,7 @@ CASES: dict[str, Case] = {
     "gemma3-untied-capped": Case(
         "gemma3_text", {**GEMMA, "num_hidden_layers": 6, "tie_word_embeddings": False, "final_logit_softcapping": 2.0}
     ),
+    **{name: Case(*case) for name, case in MOE_CASES.items()},
 }  # fmt: skip
 """Every option that the families' YAML reads, each in some case."""
 
@@ -174,7 +175,10 @@ def _make(name: str, case: Case, path: Path) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     options = {**SIZES, **({} if case.model_type.startswith("gemma3") else _rope()), **case.options}
-    config = transformers.CONFIG_MAPPING[case.model_type](**{k: v for k, v in options.items() if k != "head_dim" or v})
+    packed = options.pop("quantization_config", None)
+    config = transformers.CONFIG_MAPPING[case.model_type](
+        **{k: v for k, v in options.items() if k not in SIZES or v is not None}
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -190,7 +194,10 @@ def _make(name: str, case: Case, path: Path) -> None:
             if margin > 0.02:
                 break
         _randomise(model, f"{name}.{best[1]}")
+        tensors = pack_mxfp4(model) if packed else {}
         model.save_pretrained(path)
+        if packed:
+            _add_packed(path, tensors, packed)
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
@@ -204,14 +211,25 @@ def _make(name: str, case: Case, path: Path) -> None:
         torch.set_num_threads(threads)
 
 
+def _add_packed(path: Path, packed: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> None:
+    """Let packed tensors stand in the place of those that they pack."""
+    plain = load_file(path / "model.safetensors")
+    for name in packed:
+        plain.pop(name.rpartition("_")[0], None)
+    save_file({**plain, **packed}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
 @torch.no_grad()
 def _randomise(model: torch.nn.Module, key: str) -> None:
     """Fill the model so that activations keep unit variance, norms and biases matter, and nothing is symmetric."""
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     ones = "Gemma" not in type(model).__name__
-    for name, weight in model.named_parameters():
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+    for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name.split(".")[-2]:
             weight.copy_(noise * 0.2 + ones)
         elif weight.ndim == 1:
             weight.copy_(noise * 0.2)
@@ -219,7 +237,7 @@ def _randomise(model: torch.nn.Module, key: str) -> None:
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
             weight.copy_(noise * (0.5 if ones and not model.config.tie_word_embeddings else 0.1 if ones else 0.03))
         else:
-            weight.copy_(noise / math.sqrt(weight.shape[1]))
+            weight.copy_(noise / math.sqrt(weight.shape[-1]))
 
 
 @torch.no_grad()

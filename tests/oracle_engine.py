@@ -13,7 +13,7 @@ from treadle.conf.load import compose
 from treadle.graph.resolve import Resolved, resolve
 from treadle.runtime.build import build_engine
 from treadle.runtime.engine import Engine
-from treadle.runtime.request import Request, SamplingParams
+from treadle.runtime.request import Request, SamplingParams, TokenLogprob
 
 
 def resolved(case: Tiny, overrides: Sequence[str]) -> Resolved:
@@ -55,6 +55,14 @@ def first_logprobs(engine: Engine, prompt: list[int], tag: str) -> Tensor:
     return row
 
 
+def scored(engine: Engine, prompt: list[int], tag: str) -> list[TokenLogprob]:
+    """Return what every token of ``prompt`` scores, with the 20 likeliest in its place."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)
+    engine.add(Request(id=tag, prompt=prompt, params=params))
+    found = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
+    return found[-1].prompt_logprobs or []
+
+
 def check(case: Tiny, overrides: Sequence[str]) -> None:
     with engine_of(case, overrides) as engine:
         assert greedy(engine, case.prompts, "cold") == case.tokens
@@ -68,3 +76,9 @@ def check(case: Tiny, overrides: Sequence[str]) -> None:
                 expected = logits[length - 1].log_softmax(0)
                 error = (found - expected).nan_to_num().norm() / logits[length - 1].norm()
                 assert error < 1e-4, f"row {length}"
+            scores = scored(engine, prompt, f"scored{index}")
+            assert len(scores) == len(prompt) - 1
+            for row, (token, score) in enumerate(zip(prompt[1:], scores)):
+                expected = logits[row].log_softmax(0)
+                assert abs(score.logprob - expected[token]) < 1e-3, f"token {row + 1}"
+                assert max(abs(expected[score.top_ids] - torch.tensor(score.top_logprobs))) < 1e-3, f"token {row + 1}"

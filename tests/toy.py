@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
-from treadle.graph.spec import Attention, Embed, Head, Layer, Mlp, ModelSpec, Norm, QKNorm, RopeTable, Sub
+from treadle.graph.spec import Attention, Embed, Head, Layer, Mlp, ModelSpec, Moe, Norm, QKNorm, RopeTable, Sub
 from treadle.graph.text import body_text
 from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr
 from treadle.kernels.linear_int8 import quantize_int8
@@ -37,6 +37,7 @@ class Toy:
     softcap: float = 0.0
     gated: bool = True
     norm: Norm = field(default_factory=lambda: Norm(eps=1e-5))
+    moe: Moe | None = None
 
     def spec(self) -> ModelSpec:
         return ModelSpec(
@@ -57,7 +58,7 @@ class Toy:
             heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, window=window, rope=RopeTable(dim=DIM), qk_norm=self.qk_norm,
             softcap=self.softcap,
         )  # fmt: skip
-        mlp = Mlp(gated=self.gated)
+        mlp = self.moe or Mlp(gated=self.gated)
         return (
             Sub(name="attn", pre=self.norm, post=post, op=attention),
             Sub(name="mlp", pre=self.norm, post=post, op=mlp),
@@ -73,9 +74,16 @@ class Toy:
                 "attn.k": (KV_HEADS * DIM, HIDDEN),
                 "attn.v": (KV_HEADS * DIM, HIDDEN),
             }
-            rows |= {"attn.o": (HIDDEN, HEADS * DIM), "mlp.up": (FFN, HIDDEN), "mlp.down": (HIDDEN, FFN)}
-            if self.gated:
-                rows["mlp.gate"] = (FFN, HIDDEN)
+            rows["attn.o"] = (HIDDEN, HEADS * DIM)
+            if self.moe is not None:
+                count = self.moe.experts
+                rows["mlp.router"] = (count, HIDDEN)
+                stacks = {"gate": (count, FFN, HIDDEN), "up": (count, FFN, HIDDEN), "down": (count, HIDDEN, FFN)}
+                sizes |= {f"layers.{i}.mlp.{name}": shape for name, shape in stacks.items()}
+            else:
+                rows |= {"mlp.up": (FFN, HIDDEN), "mlp.down": (HIDDEN, FFN)}
+                if self.gated:
+                    rows["mlp.gate"] = (FFN, HIDDEN)
             for name, shape in rows.items():
                 sizes[f"layers.{i}.{name}.weight"] = shape
                 if self.bias:
@@ -107,8 +115,9 @@ def _evaluate(expr: WeightExpr) -> Tensor:
         case Concat():
             return torch.cat([_evaluate(part) for part in expr.parts], expr.dim)
         case Int8():
-            weight, scale = quantize_int8(_evaluate(expr.part), expr.group)
-            return weight if expr.what == "weight" else scale
+            whole = _evaluate(expr.part)
+            weight, scale = quantize_int8(whole.flatten(0, -2), expr.group)
+            return (weight if expr.what == "weight" else scale).view(expr.shape)
         case Cast():
             return _evaluate(expr.part).to(getattr(torch, expr.dtype))
         case RopeRows():

@@ -87,7 +87,7 @@ def _type(value: Any, plain: bool) -> tuple[str | None, bool]:
 
     if isinstance(value, torch.Tensor):
         names = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-        names |= {"int64": "i64", "int32": "i32", "uint8": "u8", "int8": "i8"}
+        names |= {"int64": "i64", "int32": "i32", "int16": "i16", "uint8": "u8", "int8": "i8"}
         return "*" + names[str(value.dtype).removeprefix("torch.")], True
     if isinstance(value, int) and not isinstance(value, bool):
         if value == 1 and not plain:

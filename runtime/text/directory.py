@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from treadle.runtime.text.tokenizer import Tokenizer, TokenizerError, TokenizerFacts, surround
 
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p")
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def tokenizer_from_directory(directory: str | Path) -> Tokenizer:

@@ -17,8 +17,8 @@ class Alternative:
     text: str
     bytes: bytes
     logprob: float
-    rank: int
-    """1 = most likely"""
+    rank: int | None
+    """1 = most likely; None for a token that was asked for by its id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Logprobs:
 
     chosen: Alternative
     top: tuple[Alternative, ...]
+    asked: tuple[Alternative, ...] = ()
+    """the tokens of ``logprob_token_ids``"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Delta:
     """the new tokens that count, the ones of a stop included"""
     logprobs: list[Logprobs] | None = None
     """one per entry of token_ids, if they were asked for"""
+    prompt_logprobs: list[Logprobs] | None = None
+    """of the prompt's tokens from the second on, once, if they were asked for"""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """the stop string, or the stop token that is not the model's own end"""
@@ -57,6 +61,7 @@ class OutputProcessor:
         self.request = request
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
+        self.prompt_logprobs: list[Logprobs] | None = None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -88,9 +93,13 @@ class OutputProcessor:
         self.queue_s = output.queue_s if output.queue_s is not None else self.queue_s
         text, token_ids, stop = self._take(output)
         logprobs = None
-        if self.request.params.logprobs is not None and output.logprobs is not None:
+        if output.logprobs is not None:
             logprobs = [self._logprobs(*pair) for pair in zip(token_ids, output.logprobs)]
             self.logprobs += logprobs
+            self.cumulative_logprob += sum(entry.chosen.logprob for entry in logprobs)
+        if output.prompt_logprobs is not None:
+            followers = self.request.prompt[1:]
+            self.prompt_logprobs = [self._logprobs(*pair) for pair in zip(followers, output.prompt_logprobs)]
         abort = None
         if stop is not None:
             self.finish_reason, self.stop_reason = "stop", stop
@@ -104,6 +113,7 @@ class OutputProcessor:
             text=text,
             token_ids=token_ids,
             logprobs=logprobs,
+            prompt_logprobs=None if output.prompt_logprobs is None else self.prompt_logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             abort=abort,
@@ -118,7 +128,7 @@ class OutputProcessor:
         for i, token_id in enumerate(output.token_ids):
             taken += 1
             self.token_ids.append(token_id)
-            if i == stopper and not params.include_stop_str_in_output:
+            if not params.detokenize or (i == stopper and not params.include_stop_str_in_output):
                 continue
             piece = self._detokenizer.feed(token_id)
             if not piece:
@@ -134,13 +144,16 @@ class OutputProcessor:
         return "".join(text), output.token_ids[:taken], None
 
     def _logprobs(self, token_id: int, found: TokenLogprob) -> Logprobs:
-        self.cumulative_logprob += found.logprob
         top = tuple(
             self._alternative(other, logprob, rank)
             for rank, (other, logprob) in enumerate(zip(found.top_ids, found.top_logprobs), start=1)
         )
-        return Logprobs(self._alternative(token_id, found.logprob, found.rank), top)
+        asked = tuple(
+            self._alternative(other, logprob, None)
+            for other, logprob in zip(self.request.params.logprob_token_ids or (), found.asked_logprobs)
+        )
+        return Logprobs(self._alternative(token_id, found.logprob, found.rank), top, asked)
 
-    def _alternative(self, token_id: int, logprob: float, rank: int) -> Alternative:
+    def _alternative(self, token_id: int, logprob: float, rank: int | None) -> Alternative:
         raw = self._tokenizer.token_bytes(token_id)
         return Alternative(token_id, self._tokenizer.token_text(token_id), raw, logprob, rank)

@@ -10,7 +10,9 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from treadle.runtime.request import Request, RequestError, SamplingParams
+from treadle.runtime.processors import check_processors
+from treadle.runtime.request import Request, RequestError, SamplingParams, check_choice
+from treadle.runtime.text.bad_words import bad_word_ids
 from treadle.runtime.text.tokenizer import Tokenizer
 
 
@@ -52,14 +54,16 @@ def prepare(
     clamp: bool = False,
     field: str = "prompt",
 ) -> Request:
-    """Return the request for ``prompt``, with ``max_tokens`` resolved.
+    """Return the request for ``prompt``, with ``max_tokens`` resolved; ``request.spread`` makes ``n`` of it.
 
     ``clamp`` shortens an answer that would not fit in the context instead of refusing it. ``field`` is what the caller
     calls the prompt, for messages. Raises RequestError naming the field, its value and the limit.
     """
     params = params.typed()
     params.check(limits.vocab)
-    ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field)
+    check_processors(params.logits_processors)
+    keep = _kept_tokens(params, limits)
+    ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field, keep)
     if not ids:
         raise RequestError(f"{field} is empty; it takes at least one token", field)
     room = limits.max_len - len(ids)
@@ -72,7 +76,16 @@ def prepare(
             "max_tokens",
         )
     eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id < limits.vocab)
-    return Request(id=request_id, prompt=ids, params=params, eos_ids=eos_ids, arrival_s=time.monotonic())
+    request = Request(
+        id=request_id,
+        prompt=ids,
+        params=params,
+        eos_ids=eos_ids,
+        bad_token_ids=bad_word_ids(tokenizer, params.bad_words, limits.vocab),
+        arrival_s=time.monotonic(),
+    )
+    check_choice(request)
+    return request
 
 
 def texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
@@ -88,6 +101,9 @@ def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | N
         keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not keys:
             raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
+        for key, value in prompt.items():
+            if key not in ("prompt_token_ids", "prompt") and value is not None and value != {}:
+                raise RequestError(f"{field} holds {key!r}, which is not supported; it takes text or token ids", field)
         prompt = prompt[keys[0]]
     if isinstance(prompt, str):
         return prompt, None
@@ -96,16 +112,35 @@ def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | N
     raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)
 
 
+def _kept_tokens(params: SamplingParams, limits: Limits) -> int | None:
+    """Return how many of a prompt's last tokens are kept at most, None if a longer prompt is refused."""
+    keep = params.truncate_prompt_tokens
+    if keep == -1:
+        return max(limits.max_len - (params.max_tokens or 1), 1)
+    if keep is not None and keep >= limits.max_len:
+        raise RequestError(
+            f"truncate_prompt_tokens={keep} is more than fits; it takes at most {limits.max_len - 1}",
+            "truncate_prompt_tokens",
+        )
+    return keep
+
+
 def _prompt_ids(
-    tokenizer: Tokenizer, prompt: str | Sequence[int], limits: Limits, add_special_tokens: bool, field: str
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int],
+    limits: Limits,
+    add_special_tokens: bool,
+    field: str,
+    keep: int | None,
 ) -> list[int]:
     if isinstance(prompt, str):
-        encoded = _encode(tokenizer, prompt, limits, add_special_tokens, field)
+        encoded = _encode(tokenizer, prompt, limits, add_special_tokens, field, keep)
         # Some vocabularies hold tokens that the model has no embedding for.
         if encoded and max(encoded) >= limits.vocab:
             token = tokenizer.token_text(max(encoded))
             raise RequestError(f"{field} holds {token!r}, a token that the model does not know", field)
         return encoded
+    prompt = prompt if keep is None else prompt[-keep:]
     if len(prompt) >= limits.max_len:
         raise _too_long(len(prompt), limits, field)
     ids = list(prompt)
@@ -116,7 +151,9 @@ def _prompt_ids(
     return ids
 
 
-def _encode(tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens: bool, field: str) -> list[int]:
+def _encode(
+    tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens: bool, field: str, keep: int | None
+) -> list[int]:
     """Return the ids of ``text``, with work and memory bounded by the context and not by the text."""
 
     def encode(part: str) -> list[int]:
@@ -125,11 +162,16 @@ def _encode(tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens:
     if len(text) > SUSPECT_CHARS * limits.max_len:
         # A cut changes the tokens next to it only, so twice too many tokens in slices are too many in one piece.
         count = 0
-        for start in range(0, len(text), SLICE_CHARS):
-            count += len(encode(text[start : start + SLICE_CHARS]))
+        for end in range(len(text), 0, -SLICE_CHARS):
+            start = max(end - SLICE_CHARS, 0)
+            count += len(encode(text[start:end]))
             if count > 2 * limits.max_len:
-                raise _too_long(None, limits, field)
+                if keep is None:
+                    raise _too_long(None, limits, field)
+                text = text[start:]
+                break
     ids = encode(text)
+    ids = ids if keep is None else ids[-keep:]
     if len(ids) >= limits.max_len:
         raise _too_long(len(ids), limits, field)
     return ids

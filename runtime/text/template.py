@@ -17,6 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from treadle.runtime.request import RequestError
 
 MAX_MESSAGES = 10_000
+END_MARK = "\ue000\ue001\ue000"
+"""stands for the end of a content while it is rendered; characters of no language"""
 
 
 class ChatTemplate:
@@ -35,13 +37,17 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt text of ``messages`` (OpenAI's shape).
 
         ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
+        ``continue_final_message`` ends the text where the content of the last message does.
         """
+        if continue_final_message:
+            return self._open_ended(messages, add_generation_prompt, tools, extra)
         variables: dict[str, Any] = {**self._tokens, "tools": list(tools) if tools else None, "documents": None}
         variables.update(extra or {})
         variables.update(messages=plain_messages(messages), add_generation_prompt=add_generation_prompt)
@@ -51,6 +57,28 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is foreign code: whatever it raises is about these messages
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+
+    def _open_ended(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        extra: Mapping[str, Any] | None,
+    ) -> str:
+        if add_generation_prompt:
+            raise RequestError(
+                "continue_final_message=True goes on with the last message, so add_generation_prompt takes False",
+                "continue_final_message",
+            )
+        *before, last = plain_messages(messages)
+        marked = {**last, "content": last["content"] + END_MARK}
+        text = self.render([*before, marked], add_generation_prompt=False, tools=tools, extra=extra)
+        content, found, _ = text.rpartition(END_MARK)
+        if not found:
+            raise RequestError(
+                "the chat template leaves out the content of the last message, which cannot be continued", "messages"
+            )
+        return content
 
 
 def chat_template(templates: Mapping[str, str], tokens: Mapping[str, str], name: str | None = None) -> ChatTemplate:

@@ -41,7 +41,7 @@ class Player(Protocol):
     def play(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, at_s: Sequence[float] | None = None
     ) -> list[Trace]:
-        """Return a trace of each prompt, after ``num_tokens`` greedy tokens whatever they are.
+        """Return a trace of each prompt, after ``num_tokens`` tokens whatever they are.
 
         ``at_s``, ascending, says when each request arrives, in seconds from the start; without it all arrive at once.
         """
@@ -68,8 +68,8 @@ class StepEngine(Protocol):
 class EnginePlayer:
     """Plays on an engine in this process, timed from outside of it."""
 
-    def __init__(self, engine: StepEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: StepEngine, temperature: float = 0.0) -> None:
+        self._engine, self._temperature = engine, temperature
         self._played = 0
 
     def play(
@@ -77,7 +77,7 @@ class EnginePlayer:
     ) -> list[Trace]:
         """Return a trace of each prompt. Raises RuntimeError if the engine fails with one."""
         engine = self._engine
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        params = SamplingParams(temperature=self._temperature, max_tokens=num_tokens, ignore_eos=True)
         first, self._played = self._played, self._played + len(prompts)
         requests = [Request(id=str(first + i), prompt=list(prompt), params=params) for i, prompt in enumerate(prompts)]
         start_s = time.perf_counter()

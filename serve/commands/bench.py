@@ -108,7 +108,7 @@ def _open(resolved: Resolved, recipe: Recipe, stack: ExitStack) -> tuple[dict[st
         if played:
             engine = build_engine(resolved, bars)
             stack.callback(engine.close)
-            players[OURS] = EnginePlayer(engine)
+            players[OURS] = EnginePlayer(engine, resolved.deployment.bench.temperature)
         for name, rival in recipe.rivals.items():
             if path is None or not sizes:
                 versions[name] = "not run: it needs a checkpoint and a row for rivals"

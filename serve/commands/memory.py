@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from treadle.conf.size import format_bytes
+from treadle.graph.footprint import token_weight_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,6 @@ def _limits(resolved: Resolved) -> Table:
     table.add_row("tokens in the arena", f"{plan.num_pages * plan.kv.page_tokens:,}")
     table.add_row("bytes of a token's keys and values", f"{token_bytes:,.0f}")
     if deployment.hardware.bandwidth_gbps:
-        weights = sum(row.nbytes for row in plan.rows if row.kind == "weights" and row.item != "embedding")
-        bound = deployment.hardware.bandwidth_gbps * 1e9 / weights
+        bound = deployment.hardware.bandwidth_gbps * 1e9 / token_weight_bytes(resolved.spec, plan.rows)
         table.add_row("tokens/s of one sequence that the memory bandwidth allows", f"{bound:,.0f}")
     return table

@@ -87,7 +87,8 @@ class GenerationFields(BaseModel):
     def sampling(self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'."""
         names = ("temperature", "top_p", "top_k", "min_p", "seed")
-        chosen: dict[str, Any] = {name: defaults[name] for name in names if name in defaults}
+        recommended = (*names, "repetition_penalty")
+        chosen: dict[str, Any] = {name: defaults[name] for name in recommended if name in defaults}
         chosen |= {name: value for name in names if (value := getattr(self, name)) is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(

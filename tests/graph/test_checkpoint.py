@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import tiny
+from oracle_moe import MOE_CASES
 from torch import Tensor
 
 from treadle.graph.checkpoint import Checkpoint, CheckpointError
@@ -71,7 +72,9 @@ def loaded(rule: Rule, tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-tied", "gemma2", "gemma3-untied-capped", "llama-bias"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "qwen3-tied", "gemma2", "gemma3-untied-capped", "llama-bias", *MOE_CASES]
+)
 def test_families_read_every_tensor_and_miss_none(name: str) -> None:
     source = open_source(tiny(name).path)
     spec = load_spec(family_for(source.config), source.config)
@@ -123,6 +126,37 @@ def test_split_pieces_join_to_the_whole(kv_heads: int, per_kv: int, head_dim: in
     parts = [made.read(name) for name in names]
     assert [part.shape[0] for part in parts] == [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
     assert torch.equal(torch.cat([part.unflatten(0, (kv_heads, -1)) for part in parts], 1).flatten(0, 1), fused)
+
+
+def packed(rows: int, columns: int, suffixes: tuple[str, str], *blocks: int) -> dict[str, Tensor]:
+    """Values and scales of a weight [rows, columns] in which row i is i, as MXFP4 packs them."""
+    values = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    for row, code in zip(range(rows), (0, 2, 4, 5, 6)):
+        values[row] = code | code << 4
+    values = values.reshape(rows, columns // 32, 16) if blocks else values
+    scales = torch.full((rows, columns // 32), 127, dtype=torch.uint8)
+    return {f"w{suffixes[0]}": values, f"w{suffixes[1]}": scales}
+
+
+@pytest.mark.parametrize("suffixes", [("_blocks", "_scales"), ("_packed", "_scale")])
+def test_packed_values_and_their_scales_are_one_weight(suffixes: tuple[str, str]) -> None:
+    spec = msgspec.structs.replace(
+        NO_NORM_SPEC, hidden=32, rules=(Rule(m="w_.*", to="layers.0.mlp.up.weight", quant="mxfp4"), PLAIN)
+    )
+    others = {"embed.weight": counted(6, 32), "layers.0.mlp.down.weight": counted(32, 5)}
+    blocks = (1,) if suffixes[0] == "_blocks" else ()
+    tensors = packed(5, 32, suffixes, *blocks)
+    made = Checkpoint(MemorySource({**others, **tensors}), spec)
+    assert made.weights["layers.0.mlp.up.weight"].shape == (5, 32)
+    assert torch.equal(
+        made.read("layers.0.mlp.up.weight"), torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])[:, None].expand(5, 32)
+    )
+    for wrong in (
+        {**tensors, f"w{suffixes[1]}": torch.zeros(5, 2, dtype=torch.uint8)},
+        {f"w{suffixes[0]}": tensors[f"w{suffixes[0]}"]},
+    ):
+        with pytest.raises(CheckpointError, match=rf"w{suffixes[0]} .*: needs w{suffixes[1]} \[5, 1\], both of uint8"):
+            Checkpoint(MemorySource({**others, **wrong}), spec)
 
 
 def test_stacked_pieces() -> None:

@@ -14,8 +14,17 @@ from oracle import tiny
 from treadle.conf.size import parse_bytes
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint, WeightInfo
+from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
-from treadle.graph.footprint import PARTIAL_BYTES, RUNTIME_BYTES, WIDENED_BYTES, kv_state, largest
+from treadle.graph.footprint import (
+    PARTIAL_BYTES,
+    RUNTIME_BYTES,
+    WIDENED_BYTES,
+    attention_tokens,
+    kv_state,
+    largest,
+    token_weight_bytes,
+)
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import ModelSpec
@@ -33,7 +42,18 @@ LLAMA_8B = {
     "max_position_embeddings": 131072,
 }
 GIB = 1 << 30
-EXACT = ("llama", "llama-bias", "llama-tied", "qwen2", "qwen3-tied", "gemma2", "gemma3", "gemma3-untied-capped")
+EXACT = (
+    "llama",
+    "llama-bias",
+    "llama-tied",
+    "qwen2",
+    "qwen3-tied",
+    "gemma2",
+    "gemma3",
+    "gemma3-untied-capped",
+    "mixtral",
+    "qwen3-moe",
+)
 
 
 def described(config: dict[str, Any]) -> tuple[ModelSpec, dict[str, WeightInfo]]:
@@ -41,7 +61,21 @@ def described(config: dict[str, Any]) -> tuple[ModelSpec, dict[str, WeightInfo]]
     return spec, dict(Checkpoint(DummySource(config), spec).weights)
 
 
+QWEN_MOE = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 SPEC, WEIGHTS = described(LLAMA_8B)
+MOE = described(QWEN_MOE)
 WORK = Workload(dtype="bfloat16", max_num_seqs=32, max_len=4096, max_step_tokens=512, memory_bytes=24 * GIB)
 
 
@@ -100,6 +134,31 @@ def test_int8_halves_weights_and_names_scales() -> None:
     assert bytes_of(made, "weights", "embedding") == bytes_of(plan(), "weights", "embedding"), (
         "it is looked up, not multiplied"
     )
+
+
+def test_experts_of_a_gpu_are_not_quantised() -> None:
+    made = plan_memory(*MOE, replace(WORK, quantize="int8", device="cuda", memory_bytes=80 * GIB))
+    assert bytes_of(made, "weights", "experts") == 3 * 2 * 128 * 2048 * 768 * 2
+    assert bytes_of(made, "weights", "int8 scales") > 0
+
+
+def test_a_token_visits_some_experts_only() -> None:
+    spec, weights = MOE
+    rows = plan_memory(spec, weights, replace(WORK, memory_bytes=80 * GIB)).rows
+    outside = sum(row.nbytes for row in rows if row.kind == "weights" and row.item not in ("embedding", "experts"))
+    assert token_weight_bytes(spec, rows) == outside + 8 * 3 * 2 * 2048 * 768 * 2
+    all_of_them = load_spec("qwen3_moe", {**QWEN_MOE, "num_experts_per_tok": 128})
+    assert attention_tokens(spec, weights) < attention_tokens(all_of_them, weights) / 4
+
+
+def test_a_gpu_holds_each_pair_of_token_and_expert_once() -> None:
+    spec, weights = MOE
+    made = plan_memory(spec, weights, replace(WORK, device="cuda", memory_bytes=80 * GIB))
+    experts = bytes_of(made, "workspace", "experts")
+    assert experts == workspace_bytes(512, 8, 128, 2048, 768, 2)
+    assert 512 * 8 * (2048 + 768) * 2 < experts < 1.01 * 512 * 8 * (2048 + 768) * 2
+    assert bytes_of(made, "graphs") > experts
+    assert not bytes_of(plan(device="cuda"), "workspace", "experts")
 
 
 def test_arena_on_a_cpu_is_modest() -> None:
@@ -244,6 +303,18 @@ def test_state_lists_layers_in_order() -> None:
     spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
     state = kv_state(spec, "float32", 8)
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
+
+
+def test_counts_and_masks_of_tokens_are_planned_and_a_history_only_for_processors() -> None:
+    made, remembered = plan(), plan(processors=True)
+    vocab = 128256
+    one_slot = vocab * 2 + vocab // 32 * 4 + 32 * 8 * 4 + 8 * 4 + 512 * 8 + 64 * 4
+    assert bytes_of(made, "tables", "penalties and masks") == 33 * one_slot
+    assert bytes_of(made, "tables", "logits processors") == 0
+    assert bytes_of(remembered, "tables", "logits processors") == 33 * 4096 * 4
+    assert (made.processors, remembered.processors) == (False, True)
+    assert made.num_pages == remembered.num_pages
+    assert made.free_bytes - remembered.free_bytes == 33 * 4096 * 4
 
 
 def test_kernels_of_a_gpu_have_what_they_leave_in_memory() -> None:

@@ -143,11 +143,11 @@ def test_a_key_that_config_json_has_or_the_family_reads_is_taken(tmp_path):
     assert "did you mean model.config.rms_norm_eps?" in message
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-0.6b", "gemma3-270m"])
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-0.6b", "gemma3-270m", "qwen3-30b-a3b"])
 def test_every_key_of_a_shipped_shape_is_read(model):
-    resolve(compose([f"model={model}", "hardware.memory=64GiB"]))
+    resolve(compose([f"model={model}", "hardware.memory=128GiB"]))
     with pytest.raises(ConfigError, match=r"model\.config\.rope_thetta=5: nothing reads it: family"):
-        resolve(compose([f"model={model}", "model.config.rope_thetta=5", "hardware.memory=64GiB"]))
+        resolve(compose([f"model={model}", "model.config.rope_thetta=5", "hardware.memory=128GiB"]))
 
 
 def test_keys_inside_the_text_part_count(tmp_path):

@@ -140,6 +140,26 @@ def tokens_arguments(tokens: int) -> dict[str, tuple[object, ...]]:
         "rope": (heads, ids, torch.randn(9, 6), "interleaved", "tail"),
         "linear_int8": (x, codes, scale, None, 4),
         "embed_int8": (ids, codes, scale, torch.bfloat16, 4, 2.5),
+        "identity_experts": (x, torch.rand(tokens, 2), torch.tensor([[1, 7]] * tokens).int(), 4),
+        "route": (
+            x,
+            torch.randn(6),
+            torch.rand(8),
+            2,
+            "sigmoid",
+            False,
+            3,
+            2,
+            "top2",
+            0.0,
+            True,
+            0.1,
+            0.0,
+            2.0,
+            3.0,
+            0.0,
+            2,
+        ),
     }
 
 

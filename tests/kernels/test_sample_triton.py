@@ -191,5 +191,5 @@ for dtype in (torch.bfloat16, torch.float32):
     sample_triton.draw(logits, rows)
     sample_triton.greedy(logits)
 """)
-    names = ["_chunks", "_bounds", "_gather", "_gather", "_draw", "_chunks", "_take_best"]
+    names = ["chunk_peaks", "row_bounds", "gather", "gather", "draw_row", "chunk_peaks", "take_best"]
     assert [each["name"] for each in compiled] == names * 2

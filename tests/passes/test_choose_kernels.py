@@ -11,9 +11,10 @@ from toy import HIDDEN, VOCAB, Toy
 
 from treadle.conf.schema import PassesConfig
 from treadle.graph import ops
+from treadle.graph.spec import Moe
 from treadle.graph.target import Target
 from treadle.kernels.backend.cpu import CpuBackend
-from treadle.kernels.registry import Kernel
+from treadle.kernels.registry import Kernel, always, registered
 from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import run_passes
@@ -31,11 +32,11 @@ class Recorder(Stopwatch):
         return kernels[-1]
 
 
-def lowered(tmp_path: Path, max_tokens: int | None) -> tuple[Recorder, set[str]]:
+def lowered(tmp_path: Path, max_tokens: int | None, toy: Toy | None = None) -> tuple[Recorder, set[str]]:
     stopwatch = Recorder(tmp_path / "timings.json")
     config = PassesConfig(quantize="none", compile=False)
     passes = pipeline(config, Target(device="cpu", page_tokens=4, max_tokens=max_tokens), stopwatch=stopwatch)
-    graph = run_passes(passes, Toy().graph())
+    graph = run_passes(passes, (toy or Toy()).graph())
     return stopwatch, {
         node.meta["kernel"] for body in graph.bodies.values() for node in body.ops if "kernel" in node.meta
     }
@@ -58,3 +59,20 @@ def test_calls_are_timed_at_the_sizes_that_a_program_serves(tmp_path: Path) -> N
     assert head[0]["weight"].shape == (VOCAB, HIDDEN)
     assert head[0]["bias"] is None
     assert head[0]["x"].std() > 0
+
+
+def test_a_reference_that_cannot_be_traced_is_not_raced(tmp_path: Path) -> None:
+    stopwatch, kernels = lowered(tmp_path, None, Toy(moe=Moe(experts=4, top_k=2)))
+    assert "experts.cpp" in kernels
+    assert not any(description.startswith("experts") for description in stopwatch.asked)
+
+
+def test_experts_are_timed_with_all_of_them_visited(tmp_path: Path) -> None:
+    def other(*_: object) -> None: ...
+
+    toy = Toy(moe=Moe(experts=4, top_k=2))
+    other_kernel = Kernel(op="experts", name="experts.other", function=other, inline=False, supports=always, priority=1)
+    with registered(other_kernel):
+        stopwatch, _ = lowered(tmp_path, None, toy)
+    (made, *_) = [made for description, made in stopwatch.asked.items() if description.startswith("experts 1024")]
+    assert set(made["ids"].unique().tolist()) == {0, 1, 2, 3}

@@ -5,6 +5,7 @@ from toy import VOCAB, Toy, load
 from wrong_pass import SwapGateAndUp, WidenWindow
 
 from treadle.conf.schema import PassesConfig
+from treadle.graph.spec import Moe
 from treadle.graph.target import Target
 from treadle.passes.pipeline import pipeline
 from treadle.passes.prove import ProofError, Prover
@@ -23,10 +24,11 @@ def test_an_off_by_one_in_a_window_is_caught() -> None:
         run_passes((fuse, place, WidenWindow(), *rest), Toy(windows=(5, 0)).graph(), [Prover(load, VOCAB)])
 
 
-def test_a_lossy_pass_may_move_results_only_by_its_tolerance() -> None:
+@pytest.mark.parametrize("moe", [None, Moe(experts=4, top_k=2)])
+def test_a_lossy_pass_may_move_results_only_by_its_tolerance(moe: Moe | None) -> None:
     prover = Prover(load, VOCAB)
     passes = pipeline(PassesConfig(quantize="int8", compile=False), Target(device="cpu", page_tokens=4))
-    run_passes(passes, Toy().graph(), [prover])
+    run_passes(passes, Toy(moe=moe).graph(), [prover])
     quantize, *others = prover.proofs
     assert 1e-4 < quantize.error <= quantize.allowed
     assert all(proof.error <= 2e-5 for proof in others)

@@ -2,6 +2,7 @@
 
 from toy import Toy, lines
 
+from treadle.graph.spec import Moe
 from treadle.graph.weights import Int8, Leaf
 from treadle.passes.quantize import Quantize
 
@@ -34,6 +35,19 @@ def test_a_tied_table_is_kept_once() -> None:
 def test_an_embedding_of_its_own_stays() -> None:
     after = Quantize()(Toy(tied=False).graph())
     assert "embed = op.embed(token_ids, embed_weight, 1.5)" in lines(after, "embed")
+
+
+def test_experts_take_int8_stacks_and_routers_stay() -> None:
+    before = Toy(moe=Moe(experts=4, top_k=2)).graph("bfloat16")
+    after = lines(Quantize()(before))
+    assert "mlp_router = op.linear(mlp_pre, mlp_router_weight, None)" in after
+    call = next(line for line in after if line.startswith("mlp_experts ="))
+    assert call.startswith(
+        "mlp_experts = op.experts_int8(mlp_pre, mlp_weights, mlp_ids, mlp_experts_up_q, mlp_experts_up_s, None,"
+        " mlp_experts_down_q, mlp_experts_down_s, None, 32, 'silu', True,"
+    )
+    assert lines(Quantize(experts=False)(before))[-3:] == lines(before)[-3:]
+    assert any("op.linear_int8" in line for line in lines(Quantize(experts=False)(before)))
 
 
 def test_groups_that_do_not_divide_are_left() -> None:

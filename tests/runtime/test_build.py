@@ -23,6 +23,12 @@ REFERENCE = ("passes=reference", *SMALL)
 FUSED = ("passes.compile=false", "passes.quantize=none", *SMALL)
 
 
+FUSED_CASES = (
+    *("llama-bias", "qwen3-bias-window", "gemma2", "gemma3", "llama-wide-heads"),
+    *("mixtral", "qwen3-moe", "gpt-oss-mxfp4", "glm4-moe", "mimo-v2-flash", "phimoe-options"),
+)
+
+
 class Recorder:
     """Stands between engine and program and keeps the logits of every row that was asked for."""
 
@@ -42,12 +48,12 @@ def test_references_equal_the_oracle(name: str) -> None:
     check(tiny(name), REFERENCE)
 
 
-@pytest.mark.parametrize("name", ["llama-bias", "qwen3-bias-window", "gemma2", "gemma3", "llama-wide-heads"])
+@pytest.mark.parametrize("name", FUSED_CASES)
 def test_fused_kernels_equal_the_oracle(name: str) -> None:
     check(tiny(name), FUSED)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "gemma3", "qwen3-moe"])
 def test_captured_steps_of_two_lowerings_equal_the_oracle(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -68,8 +74,9 @@ def test_programs_with_references_are_not_captured() -> None:
         assert len(program(resolved(tiny("llama"), overrides), CpuBackend(threads=1)).lowerings) == 1
 
 
-def test_compiled_bodies_equal_the_oracle(tmp_path: Path) -> None:
-    check(tiny("llama"), (*SMALL, f"passes.compile_cache={tmp_path}", "passes.quantize=none"))
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_compiled_bodies_equal_the_oracle(name: str, tmp_path: Path) -> None:
+    check(tiny(name), (*SMALL, f"passes.compile_cache={tmp_path}", "passes.quantize=none"))
 
 
 def test_more_requests_than_pages_are_preempted_and_equal_the_oracle() -> None:
@@ -83,8 +90,9 @@ def test_more_requests_than_pages_are_preempted_and_equal_the_oracle() -> None:
         assert engine.stats().pages_total <= pages
 
 
-def test_int8_stays_near_the_full_weights() -> None:
-    case = tiny("llama")
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_int8_stays_near_the_full_weights(name: str) -> None:
+    case = tiny(name)
     rows = []
     for quantize in ("none", "int8"):
         with engine_of(case, ("passes.compile=false", *SMALL, f"passes.quantize={quantize}")) as engine:

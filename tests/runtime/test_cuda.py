@@ -16,7 +16,7 @@ from treadle.conf.load import compose
 from treadle.graph.resolve import resolve
 from treadle.runtime.build import build_engine
 from treadle.runtime.engine import Engine
-from treadle.runtime.request import Abort, Request, SamplingParams
+from treadle.runtime.request import Abort, Request, SamplingParams, spread
 
 pytestmark = pytest.mark.gpu
 
@@ -87,6 +87,51 @@ def test_load_in_scattered_pages_changes_no_answer(name: str) -> None:
         assert answer == (tokens[: len(answer)] if str(index) in aborted else tokens), f"request {index}"
 
 
+CHANGES: tuple[dict[str, object], ...] = (
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.75, "repetition_penalty": 1.4},
+    {"logit_bias": {7: 2.5, 3: -4.0, 11: 1.0}},
+    {"allowed_token_ids": list(range(3, VOCAB, 3)), "presence_penalty": 0.5},
+    {"logprobs": 3, "logprob_token_ids": [5, 6], "frequency_penalty": 1.0},
+    {"temperature": 0.9, "seed": 5, "n": 3, "repetition_penalty": 1.2},
+    {"prompt_logprobs": 2, "presence_penalty": 1.0},
+    {},
+)
+
+
+def changed(engine: Engine, prompts: Sequence[list[int]]) -> dict[str, tuple[list[int], list[float]]]:
+    """Return tokens and log-probabilities of every prompt under every change, all together."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for index, prompt in enumerate(prompts):
+        for number, change in enumerate(CHANGES):
+            params = SamplingParams(**{"temperature": 0.0, "max_tokens": NEW_TOKENS, "ignore_eos": True, **change})
+            words = ((8,), (9, 4), (4, 9)) if number % 2 else ()
+            request = Request(id=f"{index}.{number}", prompt=prompt, params=params, bad_token_ids=words)
+            for each in spread(request):
+                found[each.id] = ([], [])
+                engine.add(each)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            tokens, logprobs = found[output.id]
+            tokens += output.token_ids
+            for entry in (*(output.prompt_logprobs or ()), *(output.logprobs or ())):
+                logprobs += [entry.logprob, *entry.top_logprobs, *entry.asked_logprobs]
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_all_that_changes_logits_equals_the_cpu(name: str) -> None:
+    case = tiny(name)
+    with engine_of(case, ("hardware=cpu", "passes.compile=false", "passes.quantize=none")) as engine:
+        expected = changed(engine, case.prompts)
+    with engine_of(case, FUSED) as engine:
+        found = changed(engine, case.prompts)
+    for request, (tokens, logprobs) in expected.items():
+        assert found[request][0] == tokens, request
+        assert found[request][1] == pytest.approx(logprobs, abs=1e-3)
+
+
 @contextmanager
 def larger_engine() -> Iterator[Engine]:
     """An engine whose steps are large enough to be of every kind, in bfloat16."""
@@ -108,6 +153,8 @@ def load(engine: Engine, rounds: int) -> None:
         params = SamplingParams(
             temperature=rng.choice([0.0, 0.7]), top_k=rng.choice([0, 50]), top_p=rng.choice([1.0, 0.9]),
             logprobs=rng.choice([None, 20]), max_tokens=rng.randrange(1, 60), ignore_eos=True,
+            presence_penalty=rng.choice([0.0, 1.0]), logit_bias=rng.choice([None, {5: 1.0}]),
+            prompt_logprobs=rng.choice([None, None, None, 20]), allowed_token_ids=rng.choice([None, range(5, 9000)]),
         )  # fmt: skip
         engine.add(Request(id=str(index), prompt=[rng.randrange(32000) for _ in range(length)], params=params))
     while engine.has_work:

@@ -349,7 +349,7 @@ def test_a_full_queue_refuses_and_the_others_finish() -> None:
 
 def test_settings_that_contradict_are_refused() -> None:
     with pytest.raises(ValueError, match="max_step_tokens=8"):
-        EngineSettings(max_len=64, max_num_seqs=8, max_step_tokens=4)
+        EngineSettings(max_len=64, max_num_seqs=8, max_step_tokens=4, vocab=8)
     with pytest.raises(ArenaError):
         Arena(CpuBackend(threads=1), KV.page_bytes - 1, scratch_bytes=KV.page_bytes)
     with pytest.raises(ArenaError):

@@ -8,7 +8,7 @@ import torch
 
 from treadle.conf.errors import ConfigError
 from treadle.conf.load import compose
-from treadle.runtime.keywords import KEYWORDS, NEUTRAL, NEUTRAL_PARAMS, llm_overrides
+from treadle.runtime.keywords import KEYWORDS, NEUTRAL, NEUTRAL_PARAMS, llm_overrides, refuse_arguments
 from treadle.runtime.request import RequestError, SamplingParams
 
 
@@ -30,7 +30,9 @@ from treadle.runtime.request import RequestError, SamplingParams
         ("load_format", "dummy", "model.weights=dummy"),
         ("load_format", "auto", None),
         ("kv_cache_memory_bytes", 1 << 30, f"kv.memory={1 << 30}"),
-        ("seed", 0, None),
+        ("seed", 0, "scheduler.seed=0"),
+        ("seed", None, None),
+        ("max_logprobs", 5, None),
         ("swap_space", 4, None),
         ("tokenizer", "the/model", None),
         ("tokenizer", None, None),
@@ -47,7 +49,8 @@ def test_keywords_of_an_llm(keyword, value, override):
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [
-        ("seed", 42, r"seed=42: not supported yet by LLM; SamplingParams\(seed=\.\.\.\)"),
+        ("kv_cache_dtype", "fp8", "kv_cache_dtype=fp8: not supported yet by LLM; keys and values have the model's"),
+        ("logits_processors", ["x"], "entry points of treadle.logits_processors"),
         ("quantization", "awq", "quantization=awq: not supported yet"),
         ("tokenizer", "another", "tokenizer=another: not supported yet"),
         ("enable_lora", True, "enable_lora=True: not supported yet"),
@@ -61,6 +64,14 @@ def test_keywords_of_an_llm(keyword, value, override):
 def test_what_is_not_supported_is_refused_by_name(keyword, value, message):
     with pytest.raises(ConfigError, match=message):
         llm_overrides({keyword: value}, "the/model")
+
+
+def test_other_arguments_of_a_call_are_refused_by_name():
+    refuse_arguments({"lora_request": None, "priority": 0, "tokenization_kwargs": None})
+    with pytest.raises(ConfigError, match="lora_request=x: not supported yet"):
+        refuse_arguments({"lora_request": "x"})
+    with pytest.raises(ConfigError, match=r"lora_reqest.*did you mean lora_request"):
+        refuse_arguments({"lora_reqest": None})
 
 
 def test_a_keyword_has_one_meaning():
@@ -83,7 +94,7 @@ def test_other_parameters_are_refused_by_name():
     assert caught.value.field == "topp"
     with pytest.raises(RequestError, match=r"repetition_penalti .* did you mean repetition_penalty"):
         SamplingParams(repetition_penalti=1.0)
-    with pytest.raises(RequestError, match="zzz is not a sampling parameter; known: temperature"):
+    with pytest.raises(RequestError, match="zzz is not a sampling parameter; known: n, presence_penalty"):
         SamplingParams(zzz=1)
     with pytest.raises(RequestError, match="by name"):
         SamplingParams(0.5)

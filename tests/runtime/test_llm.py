@@ -95,6 +95,40 @@ def test_logprobs_in_vllms_shape(llm):
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
+def test_several_answers_of_each_prompt(llm, bench):
+    params = SamplingParams(temperature=1.2, n=5, seed=3, max_tokens=6, prompt_logprobs=1)
+    first, second = llm.generate(["abcd", "c"], [params, GREEDY])
+    assert [each.index for each in first.outputs] == [0, 1, 2, 3, 4]
+    assert len({each.text for each in first.outputs}) > 1
+    for index, completion in enumerate(first.outputs):
+        (alone,) = llm.generate("abcd", SamplingParams(temperature=1.2, seed=3 + index, max_tokens=6))
+        assert completion.token_ids == alone.outputs[0].token_ids
+        assert completion.finish_reason == "length"
+    assert [None if entry is None else len(entry) <= 2 for entry in first.prompt_logprobs] == [None, True, True, True]
+    assert second.outputs[0].token_ids == expected("c")
+    assert second.prompt_logprobs is None
+    assert (first.request_id, first.prompt, first.finished) == ("0", "abcd", True)
+    times = first.metrics
+    assert times.arrival_time <= times.first_token_time <= times.finished_time
+    assert bench.engine.stats().prompt_tokens == 4 + 1 + 5 * 4
+    with pytest.raises(RequestError, match="n=2: a stream has one answer"):
+        llm.stream("abc", SamplingParams(n=2))
+
+
+def test_more_answers_than_the_queue_holds(llm):
+    (output,) = llm.generate("abc", SamplingParams(temperature=0, n=40, max_tokens=3))
+    assert [each.token_ids for each in output.outputs] == [expected("abc", 3)] * 40
+
+
+def test_tokens_asked_for_by_id(llm):
+    (output,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=2, logprob_token_ids=[5, 7]))
+    for token, entry in zip(output.outputs[0].token_ids, output.outputs[0].logprobs):
+        assert {5, 7} <= entry.keys()
+        assert entry[token].rank == 1
+        assert all(entry[each].rank is None for each in {5, 7} - {token})
+        assert entry[5].decoded_token == LETTERS[5]
+
+
 def test_cached_tokens_and_times_are_told(llm):
     prompt = "abcd" * PAGE_TOKENS
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
@@ -118,6 +152,9 @@ def test_an_answer_is_shortened_to_the_context(llm):
         (["abc", [0, VOCAB]], None, rf"prompts\[1\]\[1\]={VOCAB} is not a token id"),
         (["abc", "a" * 64], None, r"prompts\[1\] has 64 tokens; the context holds 64"),
         (["abc", 3], None, r"prompts\[1\] is a int"),
+        ([{"prompt": "x", "multi_modal_data": {"image": 1}}], None, "holds 'multi_modal_data', which is not supported"),
+        ("a", SamplingParams(allowed_token_ids=[3], bad_words=["d"]), "leaves no token"),
+        ("a", SamplingParams(logits_processors=["none"]), "no entry point .* is called 'none'"),
         ([{"text": "x"}], None, "neither 'prompt' nor 'prompt_token_ids'"),
         (["a", "b"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
         (["a", "b"], [GREEDY, SamplingParams(top_p=2)], "top_p=2"),

@@ -20,7 +20,7 @@ from treadle.runtime.slots import Slots
 
 registry.load_all()
 
-NUM_SLOTS, MAX_PAGES = 4, 4
+NUM_SLOTS, MAX_PAGES, VOCAB = 4, 4, 40
 BUCKETS = Buckets([StepShape(4, 4, 4)], [StepShape(16, 4, 4)])
 
 
@@ -35,11 +35,11 @@ class Device:
     """Does to a packet what the stepper does around the program; ``padded``: to buckets."""
 
     def __init__(self, padded: bool) -> None:
-        self.slots = Slots(NUM_SLOTS, MAX_PAGES, "cpu")
+        self.slots = Slots(NUM_SLOTS, MAX_PAGES, CpuBackend(threads=1), vocab=VOCAB)
         buckets = BUCKETS if padded else Buckets()
         largest = StepShape(32, NUM_SLOTS, NUM_SLOTS)
         self.writer = PacketWriter(
-            CpuBackend(threads=1), buckets, largest, max_pages=MAX_PAGES, nobody=self.slots.nobody
+            CpuBackend(threads=1), buckets, largest, max_pages=MAX_PAGES, nobody=self.slots.nobody, vocab=VOCAB
         )
         self.memory = torch.zeros(self.writer.capacity, dtype=torch.int32)
         self.page_table = torch.zeros(NUM_SLOTS, MAX_PAGES, dtype=torch.int32)
@@ -240,10 +240,15 @@ def test_needs_are_those_of_the_rows_of_this_step(device: Device) -> None:
 
 
 def test_a_captured_variant_serves_whatever_needs_less() -> None:
-    greedy, sampled, full = VARIANTS
+    greedy, sampled, adjusted, full = VARIANTS
     assert VARIANTS[variant(Needs())] is greedy
     assert VARIANTS[variant(Needs(masked=True))] is sampled
     assert VARIANTS[variant(Needs(sampled=True, top_k=4))] is sampled
     assert VARIANTS[variant(Needs(logprobs=0))] is full
+    assert VARIANTS[variant(Needs(adjusted=True))] is adjusted
+    assert VARIANTS[variant(Needs(adjusted=True, logprobs=0, asked=True))] is full
     assert full.logprobs == MAX_LOGPROBS
-    assert sampled.masked
+    assert full.asked
+    assert adjusted.logprobs is None
+    assert all(each.masked and each.sampled for each in (sampled, adjusted, full))
+    assert all(each.adjusted for each in (adjusted, full))

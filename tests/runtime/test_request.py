@@ -1,33 +1,28 @@
-"""What parameters may be: a refusal names the field at fault and what it takes."""
+"""What is made of a request that asks for several answers."""
 
 from __future__ import annotations
 
 import pytest
 
-from treadle.runtime.request import RequestError, SamplingParams
+from treadle.runtime.request import Request, SamplingParams, spread
+
+
+def test_one_answer_is_the_request_itself() -> None:
+    request = Request(id="r", prompt=[1, 2], params=SamplingParams())
+    assert spread(request) == [request]
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "message"),
-    [
-        ({"max_tokens": -4}, "max_tokens", "max_tokens=-4 is too few; it takes at least 1"),
-        ({"min_tokens": -1}, "min_tokens", "min_tokens=-1 is too few; it takes at least 0"),
-        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "min_tokens=5 is more than max_tokens=4"),
-        ({"min_tokens": -1, "max_tokens": None}, "min_tokens", "min_tokens=-1 is too few"),
-        ({"temperature": -0.5}, "temperature", r"temperature=-0.5 is outside \[0, 100\]"),
-        ({"temperature": float("nan")}, "temperature", "temperature=nan is outside"),
-        ({"top_k": 151937}, "top_k", r"top_k=151937 is outside \[-1, 151936\]"),
-        ({"top_p": 0.0}, "top_p", r"top_p=0.0 is outside \(0, 1\]"),
-        ({"seed": 2**63}, "seed", r"seed=\d+ is outside \[-9223372036854775808, 9223372036854775807\]"),
-    ],
+    ("seed", "seeds"),
+    [(None, [None] * 3), (5, [5, 6, 7]), (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)])],
 )
-def test_a_value_outside_its_range_names_the_field_and_what_it_takes(given, field, message):
-    with pytest.raises(RequestError, match=message) as caught:
-        SamplingParams(**given).check(vocab=151936)
-    assert caught.value.field == field
-    assert "inf" not in str(caught.value)
-
-
-def test_values_at_their_borders_pass():
-    SamplingParams(max_tokens=None, min_tokens=10**6, top_k=-1, temperature=100, min_p=1.0).check(vocab=8)
-    SamplingParams(max_tokens=1, min_tokens=1, top_k=8, logprobs=20).check(vocab=8)
+def test_answers_are_one_group_with_seeds_of_their_own(seed: int | None, seeds: list[int | None]) -> None:
+    params = SamplingParams(n=3, seed=seed, prompt_logprobs=2, top_k=4)
+    requests = spread(Request(id="r", prompt=[1, 2], params=params, eos_ids=(9,), arrival_s=1.5))
+    assert [each.id for each in requests] == ["r-0", "r-1", "r-2"]
+    assert [each.choice for each in requests] == [0, 1, 2]
+    assert {each.group for each in requests} == {"r"}
+    assert [each.params.seed for each in requests] == seeds
+    assert [each.params.prompt_logprobs for each in requests] == [2, None, None]
+    assert all((each.params.n, each.params.top_k, each.eos_ids) == (1, 4, (9,)) for each in requests)
+    assert all(each.prompt == [1, 2] for each in requests)

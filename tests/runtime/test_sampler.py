@@ -3,12 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from controls import random_controls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from treadle.kernels.adjust_logits import adjust_logits
 from treadle.runtime import sampler
-from treadle.runtime.sampler import Needs, RowParams, sample, uniforms
+from treadle.runtime.sampler import Changes, Needs, RowParams, sample, score, uniforms
 
 
 def rows(count: int, **values: list[float] | Tensor) -> RowParams:
@@ -214,3 +216,37 @@ def test_bf16_logits_and_no_rows() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
     assert sample(logits, rows(1, temperature=[0.01]), EVERYTHING).tokens.tolist() == [2]
     assert sample(torch.zeros(0, 3), rows(0), Needs()).tokens.tolist() == []
+
+
+@pytest.mark.parametrize("count", [1, 5, 150])
+@pytest.mark.parametrize("hot", [False, True])
+def test_changed_logits_are_drawn_from_and_the_models_own_are_scored(count: int, hot: bool) -> None:
+    vocab, generator = 40, torch.Generator().manual_seed(count)
+    controls = random_controls(count + 1, vocab, generator)
+    logits = torch.randn(count, vocab, generator=generator) * 3
+    slots = torch.randperm(count, generator=generator)
+    params = rows(count, temperature=[0.8 * hot] * count, token_index=torch.arange(count))
+    needs = Needs(sampled=hot, adjusted=True, logprobs=2, asked=True)
+    doubled = {row: (lambda line: line.mul_(2)) for row in range(0, count, 3)}
+    found = sample(logits, params, needs, None, Changes(slots, controls, doubled))
+    processed = logits.clone()
+    processed[::3] *= 2
+    expected = adjust_logits(processed, slots, controls)
+    assert found.tokens.tolist() == sample(expected, params, Needs(sampled=hot)).tokens.tolist()
+    logprobs = logits.log_softmax(-1)
+    assert found.logprobs is not None
+    assert found.asked_logprobs is not None
+    torch.testing.assert_close(found.logprobs, logprobs.gather(1, found.tokens.unsqueeze(1)).squeeze(1))
+    torch.testing.assert_close(found.asked_logprobs, logprobs.gather(1, controls.asked[slots].long()))
+
+
+def test_scores_of_given_tokens() -> None:
+    logits = torch.randn(70, 9, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(70) % 9
+    found = score(logits, tokens, 4)
+    expected = logits.log_softmax(-1)
+    torch.testing.assert_close(found.logprobs, expected.gather(1, tokens.unsqueeze(1)).squeeze(1))
+    assert found.top_ids.shape == (70, 4)
+    assert found.asked_logprobs is None
+    order = expected.argsort(-1, descending=True)
+    assert found.ranks.tolist() == [(order[row] == token).nonzero().item() + 1 for row, token in enumerate(tokens)]

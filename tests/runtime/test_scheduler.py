@@ -5,7 +5,7 @@ import math
 import pytest
 
 from treadle.graph.state import LayerKV, PagedKV
-from treadle.runtime.request import Request, SamplingParams
+from treadle.runtime.request import Request, SamplingParams, spread
 from treadle.runtime.scheduler import Plan, Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Slab
@@ -227,3 +227,34 @@ def test_heal_names_owners_and_leaves_the_tree_usable() -> None:
     assert scheduler.pages_held == 0
     queue(scheduler, "second", [0] * 9)
     assert plan(scheduler).chunks[0].start == 8
+
+
+def test_answers_of_one_prompt_wait_for_it_and_part_at_its_end() -> None:
+    scheduler = make(64, max_num_seqs=3, max_step_tokens=8)
+    params = SamplingParams(n=4, max_tokens=20)
+    group = []
+    for request in spread(Request(id="g", prompt=list(range(10)), params=params)):
+        group.append(Sequence(request, order=0, max_tokens=20, seed=0, arrival_s=0.0))
+        scheduler.add(group[-1])
+    first, second, third, late = group
+    made = plan(scheduler)
+    assert shape(made) == [("g-0", 8)]
+    assert (made.forks, made.copies, scheduler.free_slots) == ([], [], 2)
+    collect(scheduler, made)
+    made = plan(scheduler)
+    assert shape(made) == [("g-0", 2)]
+    assert made.forks == [second, third]
+    assert made.sampled == [first, second, third]
+    assert made.copies == [(first.pages[2], each.pages[2]) for each in (second, third)]
+    assert [each.pages[:2] for each in (second, third)] == [first.pages[:2]] * 2
+    assert len({each.pages[2] for each in (first, second, third)}) == 3
+    collect(scheduler, made)
+    scheduler.finish(second, "abort")
+    # Who found no slot then computes what no full page holds.
+    made = plan(scheduler)
+    assert shape(made) == [("g-0", 1), ("g-2", 1), ("g-3", 2)]
+    assert (made.chunks[0].start, late.pages[:2]) == (8, first.pages[:2])
+    collect(scheduler, made)
+    for each in (first, third, late):
+        scheduler.finish(each, "stop")
+    assert scheduler.heal() == {}

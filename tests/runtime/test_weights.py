@@ -89,6 +89,34 @@ def test_int8_of_joined_rows_is_int8_of_the_joined_matrix(
     assert torch.equal(load(checkpoint, columns), quantize_int8(load(checkpoint, columns.part), 32)[0])
 
 
+def test_a_stack_of_experts_is_filled_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(tiny("mixtral").path)
+    made = Checkpoint(source, load_spec("mixtral", source.config))
+    gate, up = (leaf(made, f"layers.1.mlp.{name}", "bfloat16") for name in ("gate", "up"))
+    both = Concat((gate, up), 1)
+    monkeypatch.setattr(torch, "stack", None)  # no tensor of all pieces is ever made
+    found = load(made, both)
+    for expert in range(gate.shape[0]):
+        stored = [
+            source.read(f"model.layers.1.block_sparse_moe.experts.{expert}.w{part}.weight").bfloat16()
+            for part in (1, 3)
+        ]
+        assert torch.equal(found[expert], torch.cat(stored))
+    loaded = load_weights([Int8(both, 32), Int8(both, 32, "scale")], made)
+    codes, scales = quantize_int8(found.view(-1, found.shape[-1]), 32)
+    assert torch.equal(loaded[Int8(both, 32)].view(codes.shape), codes)
+    assert torch.equal(loaded[Int8(both, 32, "scale")].view(scales.shape), scales)
+
+
+def test_random_stacks_differ_by_expert() -> None:
+    config = {"model_type": "mixtral", "num_local_experts": 4, "intermediate_size": 96}
+    made = dummy(family="mixtral", **config)
+    stack = load(made, leaf(made, "layers.0.mlp.up"))
+    assert stack.shape == (4, 96, 64)
+    assert not torch.equal(stack[0], stack[1])
+    assert float(stack.std()) == pytest.approx(64**-0.5, rel=0.1)
+
+
 def test_constants(checkpoint: Checkpoint) -> None:
     table = RopeTable(dim=8)
     assert torch.equal(load(checkpoint, RopeRows(table, 12)), rope_rows(table, 12))
@@ -98,8 +126,8 @@ def test_constants(checkpoint: Checkpoint) -> None:
 
 def test_equal_expressions_are_loaded_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    read = checkpoint.read
-    monkeypatch.setattr(checkpoint, "read", lambda name: reads.append(name) or read(name))
+    pieces = checkpoint.pieces
+    monkeypatch.setattr(checkpoint, "pieces", lambda name: reads.append(name) or pieces(name))
     names = [part(name) for name in "vqk"]
     made = load_weights([leaf(checkpoint, name) for name in [*names, *names]], checkpoint)
     assert len(made) == 3

@@ -15,7 +15,7 @@ def test_reads_what_the_files_say(tmp_path):
     write_directory(tmp_path)
     write(
         tmp_path / "generation_config.json",
-        {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9, "do_sample": True},
+        {"eos_token_id": [2, 0], "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "do_sample": True},
     )
     tokenizer = tokenizer_from_directory(tmp_path)
     text = "the dogs 123 <|im_start|>"
@@ -23,7 +23,7 @@ def test_reads_what_the_files_say(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2, 0))
     assert tokenizer.chat_template == TEMPLATE
     assert tokenizer.facts.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    assert tokenizer.facts.sampling == {"temperature": 0.6, "top_p": 0.9}
+    assert tokenizer.facts.sampling == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def test_end_comes_from_config_json_without_a_generation_config(tmp_path):

@@ -120,6 +120,32 @@ def test_logprobs_carry_exact_bytes_and_ranks():
     assert answer.cumulative_logprob == pytest.approx(-0.5 * len(ids))
 
 
+def test_logprobs_of_asked_tokens_and_of_the_prompt():
+    answer = OutputProcessor(
+        tiny_tokenizer(),
+        Request(id="r", prompt=[5, 6, 7], params=SamplingParams(logprob_token_ids=[9, 8], prompt_logprobs=1)),
+    )
+    found = [TokenLogprob(-0.5, 2, [], [], [-3.0, -4.0])]
+    of_prompt = [TokenLogprob(-1.0, 4, [3], [-0.5]), TokenLogprob(-2.0, 1, [7], [-2.0])]
+    delta = answer.process(Output(id="r", token_ids=[5], logprobs=found, prompt_logprobs=of_prompt))
+    assert [(a.token_id, a.rank, a.logprob) for a in delta.logprobs[0].asked] == [(9, None, -3.0), (8, None, -4.0)]
+    assert [(p.chosen.token_id, p.chosen.logprob, p.chosen.rank) for p in delta.prompt_logprobs] == [
+        (6, -1.0, 4),
+        (7, -2.0, 1),
+    ]
+    assert answer.cumulative_logprob == pytest.approx(-0.5)
+    last = answer.process(Output(id="r", token_ids=[6], logprobs=found, finish_reason="length"))
+    assert last.prompt_logprobs is None
+    assert answer.prompt_logprobs == delta.prompt_logprobs
+
+
+def test_without_detokenizing_there_is_no_text():
+    answer = processor(detokenize=False)
+    delta = answer.process(output(tiny_tokenizer().encode("the dog"), "length"))
+    assert (delta.text, answer.text, delta.finish_reason) == ("", "", "length")
+    assert len(delta.token_ids) == len(answer.token_ids) > 0
+
+
 def test_logprobs_stop_with_the_stop_string():
     ids = tiny_tokenizer().encode("the END of")
     answer = processor(logprobs=0, stop="END")

@@ -111,3 +111,21 @@ def test_other_threads_run_meanwhile():
         last_s = now_s
     assert len(gaps) > 20
     assert max(gaps) < sum(gaps) / 2
+
+
+def test_only_the_last_tokens_are_kept_when_asked():
+    ids = tiny_tokenizer().encode("the quick brown fox " * 20)
+    assert make(ids, truncate_prompt_tokens=5).prompt == ids[-5:]
+    assert make("the quick brown fox " * 20, truncate_prompt_tokens=5).prompt == ids[-5:]
+    assert make(ids[:3], truncate_prompt_tokens=5).prompt == ids[:3]
+    assert make(ids, truncate_prompt_tokens=-1, max_tokens=12).prompt == ids[-20:]
+    assert make(ids, truncate_prompt_tokens=-1, max_tokens=None).params.max_tokens == 1
+    assert make("fox " * 10**5, truncate_prompt_tokens=8).prompt == tiny_tokenizer().encode("fox " * 50)[-8:]
+    with pytest.raises(RequestError, match="truncate_prompt_tokens=32 is more than fits; it takes at most 31"):
+        make(ids, truncate_prompt_tokens=32)
+
+
+def test_bad_words_travel_as_tokens():
+    request = make([5], bad_words=["the"])
+    assert request.bad_token_ids[0] == tuple(tiny_tokenizer().encode("the", False))
+    assert make([5]).bad_token_ids == ()

@@ -94,3 +94,24 @@ def test_a_missing_template_is_explained():
     with pytest.raises(RequestError, match=r"'x'; there are: default, rag"):
         chat_template({"default": "a", "rag": "b"}, {}, "x")
     assert chat_template({"rag": "b"}, {}).source == "b"
+
+
+SPOKEN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def test_the_last_message_can_be_left_open():
+    messages = [*HI, {"role": "assistant", "content": "Sure, "}]
+    template = ChatTemplate(SPOKEN, {})
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<assistant>Sure, ")
+    assert text == template.render(messages, add_generation_prompt=False).removesuffix("</s>") + " "
+    with pytest.raises(RequestError, match="add_generation_prompt takes False") as caught:
+        template.render(messages, continue_final_message=True)
+    assert caught.value.field == "continue_final_message"
+    with pytest.raises(RequestError, match="leaves out the content"):
+        ChatTemplate("{{ messages[0].role }}", {}).render(
+            messages, add_generation_prompt=False, continue_final_message=True
+        )

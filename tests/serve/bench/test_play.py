@@ -26,6 +26,23 @@ def test_every_prompt_gets_its_tokens_in_the_order_of_time(engine):
     assert not engine.has_work
 
 
+def test_the_temperature_is_the_recipes():
+    class Keeping:
+        has_work = True
+
+        def add(self, request):
+            self.request = request
+
+        def step(self):
+            self.has_work = False
+            return [Output(id=self.request.id, token_ids=[1])]
+
+    for temperature in (0.0, 1.0):
+        engine = Keeping()
+        EnginePlayer(engine, temperature).play([[1]], 1)
+        assert engine.request.params.temperature == temperature
+
+
 def test_requests_arrive_when_they_are_said_to(engine):
     traces = EnginePlayer(engine).play(prompts(3, 4), 2, at_s=[0.0, 0.05, 0.3])
     begin = traces[0].arrival_s
