@@ -17,7 +17,7 @@ from torch import Tensor
 
 from treadle.kernels import native
 from treadle.kernels.linear_rows import register_linear_rows
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
 from treadle.kernels.skinny import skinny
 from treadle.kernels.triton_kernel import register_triton
 
@@ -68,10 +68,6 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-def _supports_any(target: Target, attrs: Mapping[str, Any]) -> bool:
-    return target.deterministic and _supports(target, attrs)
-
-
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     if target.device != "cpu":
         return False
@@ -96,7 +92,7 @@ register(
         name="linear.cpp_invariant",
         function=define_opaque("linear", "cpp_invariant", linear_cpp_invariant, "cpu"),
         inline=False,
-        supports=_supports_any,
+        supports=if_deterministic(_supports),
         priority=11,
         invariant=True,
     )

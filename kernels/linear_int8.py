@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treadle.graph.footprint import INT8_GROUP
 from treadle.kernels import native
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
 from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
@@ -134,10 +134,6 @@ def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and native.usable("linear")
 
 
-def _supports_any(target: Target, attrs: Mapping[str, Any]) -> bool:
-    return target.deterministic and _supports(target, attrs)
-
-
 def _is_group_of_tensor_cores(target: Target, attrs: Mapping[str, Any]) -> bool:
     dtypes, group = dtypes_of(target, attrs, "x", "bias"), attrs.get("group", INT8_GROUP)
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and group >= 16 and group & (group - 1) == 0
@@ -160,7 +156,7 @@ register(
         name="linear_int8.cpp_invariant",
         function=define_opaque("linear_int8", "cpp_invariant", linear_int8_cpp_invariant, "cpu"),
         inline=False,
-        supports=_supports_any,
+        supports=if_deterministic(_supports),
         priority=11,
         invariant=True,
     )

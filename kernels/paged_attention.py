@@ -16,7 +16,7 @@ from torch import Tensor
 from treadle.kernels import native
 from treadle.kernels.attention import attend
 from treadle.kernels.cache_write import elements, rows_contiguous
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
 from treadle.kernels.triton_kernel import register_invariant_triton, register_triton
 
 if TYPE_CHECKING:
@@ -137,10 +137,6 @@ def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
     return target.device == "cpu" and _known_type(target, attrs) and native.usable("paged_attention")
 
 
-def _supports_any(target: Target, attrs: Mapping[str, Any]) -> bool:
-    return target.deterministic and _supports(target, attrs)
-
-
 register_reference("paged_attention", paged_attention, inline=False)
 register(
     Kernel(
@@ -158,7 +154,7 @@ register(
         name="paged_attention.cpp_invariant",
         function=define_opaque("paged_attention", "cpp_invariant", _one_way, "cpu"),
         inline=False,
-        supports=_supports_any,
+        supports=if_deterministic(_supports),
         priority=11,
         invariant=True,
     )

@@ -88,6 +88,15 @@ def always(target: Target, attrs: Mapping[str, Any]) -> bool:  # noqa: ARG001  (
     return True
 
 
+def if_deterministic(supports: Predicate) -> Predicate:
+    """Return the predicate of a kernel that only deterministic targets have a use for."""
+
+    def asked(target: Target, attrs: Mapping[str, Any]) -> bool:
+        return target.deterministic and supports(target, attrs)
+
+    return asked
+
+
 def register(kernel: Kernel) -> None:
     """Add a kernel. Raises: ValueError if its name is taken, UnknownKernelError if there is no such op."""
     if kernel.op not in ops.SCHEMAS:

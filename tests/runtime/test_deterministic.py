@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ VOCAB = 64
 PAGE = 4
 NEW = 10
 # Neither the channels of a head nor those of the MLP are a multiple of a vector's.
-SHAPE = {"head_dim": 20, "intermediate_size": 50}
+SHAPE = ("model.config.head_dim=20", "model.config.intermediate_size=50")
 
 Answer = list[tuple[int, float, tuple[int, ...], tuple[float, ...]]]
 """A token, its log-probability, and the likeliest tokens with theirs."""
@@ -37,19 +37,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("deterministic")
 
 
-Open = Callable[..., "Iterator[Engine]"]
-
-
 @contextmanager
 def engine_of(folder: Path, kind: str, *overrides: str, pages: int = 600) -> Iterator[Engine]:
-    model = write_model(folder / "model")
+    """An engine in the mode, whose tiny random model has logits that are close together."""
     base = [
-        "model=hf", "model.weights=dummy", *(f"model.config.{key}={size}" for key, size in SHAPE.items()), f"model.path={model}", "hardware=cpu", "hardware.threads=2", "passes.deterministic=true",
-        f"passes.compile_cache={folder / 'compiled'}", f"kv.page_tokens={PAGE}", "model.max_len=128",
-        "scheduler.max_num_seqs=32", *KINDS[kind],
+        "model=hf", f"model.path={write_model(folder / 'model')}", "model.weights=dummy", "hardware=cpu",
+        "hardware.threads=1", "passes.deterministic=true", f"passes.compile_cache={folder / 'compiled'}",
+        f"kv.page_tokens={PAGE}", "model.max_len=128", "scheduler.max_num_seqs=32", *SHAPE, *KINDS[kind], *overrides,
     ]  # fmt: skip
-    page_bytes = resolve(compose([*base, *overrides])).plan.kv.page_bytes
-    deployment = compose([*base, f"kv.memory={(pages + 1) * page_bytes}", *overrides])
+    page_bytes = resolve(compose(base)).plan.kv.page_bytes
+    deployment = compose([*base, f"kv.memory={(pages + 1) * page_bytes}"])
     engine = build_engine(resolve(deployment), lambda phase, done=0, total=0: None)
     try:
         yield engine
@@ -62,9 +59,9 @@ def prompt_of(seed: int, length: int) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(length)]
 
 
-def asked(name: str, prompt: Sequence[int], seed: int | None = None) -> Request:
+def asked(name: str, prompt: Sequence[int], seed: int | None = None, count: int = NEW) -> Request:
     chance = {"temperature": 0.0} if seed is None else {"temperature": 1.0, "seed": seed, "top_p": 0.95, "top_k": 40}
-    params = SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=5, **chance)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=count, ignore_eos=True, logprobs=5, **chance)  # type: ignore[arg-type]
     return Request(id=name, prompt=list(prompt), params=params)
 
 
@@ -91,7 +88,7 @@ def play(
 def neighbours_of(count: int, tag: str) -> list[Request]:
     rng = random.Random(count)
     return [
-        asked(f"{tag}{i}", prompt_of(1000 + count + i, rng.choice([1, 3, 17, 40, 90])), rng.choice([None, i]))
+        asked(f"{tag}{i}", prompt_of(1000 + count + i, rng.choice([1, 3, 17, 40, 90])), rng.choice([None, i]), 25)
         for i in range(count)
     ]
 
@@ -117,13 +114,16 @@ def test_an_answer_has_the_same_bits_in_any_company(folder: Path, kind: str) -> 
         assert engine.stats().prefix_hit_tokens > hits
         for count in (1, 7, 31):
             assert play(engine, ours(f"{count}."), neighbours_of(count, f"other{count}."), count) == expected
-    with engine_of(folder, kind, "kv.prefix_cache=false", "scheduler.max_step_tokens=32") as engine:
-        assert alone(engine) == expected
-        assert play(engine, ours("beside"), neighbours_of(7, "other")) == expected
-        assert play(engine, ours("beside again"), neighbours_of(31, "other again")) == expected
-    chunked = ("kv.prefix_cache=false", "scheduler.max_num_seqs=4", "scheduler.max_step_tokens=7")
-    with engine_of(folder, kind, *chunked, pages=50) as engine:
-        assert alone(engine) == expected
-        # 50 pages hold two of the long ones.
+    tight = ("kv.prefix_cache=false", "scheduler.max_num_seqs=8", "scheduler.max_step_tokens=32")
+    with engine_of(folder, kind, *tight, pages=45) as engine:
         assert play(engine, ours("tight"), neighbours_of(7, "other")) == expected
         assert engine.stats().preemptions > 0
+    chunked = ("kv.prefix_cache=false", "scheduler.max_num_seqs=4", "scheduler.max_step_tokens=7")
+    with engine_of(folder, kind, *chunked) as engine:
+        assert alone(engine) == expected
+
+
+def test_without_the_mode_company_moves_bits(folder: Path) -> None:
+    with engine_of(folder, "float32", "passes.deterministic=false", "passes.compile=false") as engine:
+        expected = alone(engine)
+        assert play(engine, ours("beside"), neighbours_of(7, "other")) != expected
