@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from toy import HIDDEN, VOCAB, Toy
 
+from treadle.conf.errors import ConfigError
 from treadle.conf.schema import PassesConfig
 from treadle.graph import ops
 from treadle.graph.spec import Moe
@@ -76,3 +78,9 @@ def test_experts_are_timed_with_all_of_them_visited(tmp_path: Path) -> None:
         stopwatch, _ = lowered(tmp_path, None, toy)
     (made, *_) = [made for description, made in stopwatch.asked.items() if description.startswith("experts 1024")]
     assert set(made["ids"].unique().tolist()) == {0, 1, 2, 3}
+
+
+def test_an_op_that_no_invariant_kernel_computes_is_refused_by_name() -> None:
+    target = Target(device="cpu", page_tokens=4, dtype="float64", deterministic=True)
+    with pytest.raises(ConfigError, match=r"of float64 has no kernel for cpu.*passes\.deterministic=false"):
+        run_passes(pipeline(PassesConfig(quantize="none", compile=False), target), Toy().graph("float64"))
