@@ -29,6 +29,13 @@ KINDS = {
     "float32": ("model.dtype=float32", "passes.quantize=none"),
     "bfloat16": ("model.dtype=bfloat16", "passes.quantize=none"),
     "int8": ("model.dtype=bfloat16", "passes.quantize=int8"),
+    "experts": (
+        "model.dtype=bfloat16",
+        "passes.quantize=none",
+        "model.family=mixtral",
+        "model.config.num_local_experts=4",
+        "model.config.num_experts_per_tok=2",
+    ),
 }
 
 
@@ -127,3 +134,38 @@ def test_without_the_mode_company_moves_bits(folder: Path) -> None:
     with engine_of(folder, "float32", "passes.deterministic=false", "passes.compile=false") as engine:
         expected = alone(engine)
         assert play(engine, ours("beside"), neighbours_of(7, "other")) != expected
+
+
+@contextmanager
+def engine_on_gpu(folder: Path, model: str, *overrides: str) -> Iterator[Engine]:
+    base = [
+        f"model={model}", "model.config.num_hidden_layers=3", "model.max_len=4096", "hardware.device=cuda",
+        "passes.deterministic=true", f"passes.compile_cache={folder / 'compiled'}", "kv.memory=4GiB", *overrides,
+    ]  # fmt: skip
+    engine = build_engine(resolve(compose(base)), lambda phase, done=0, total=0: None)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-30b-a3b"])
+def test_an_answer_has_the_same_bits_in_any_company_on_a_gpu(folder: Path, model: str, quantize: str) -> None:
+    long = [asked("long", [each * 131 % 1000 for each in range(3000)])]
+    with engine_on_gpu(folder, model, f"passes.quantize={quantize}") as engine:
+        expected, expected_long = alone(engine), play(engine, long)
+        assert alone(engine, "warm") == expected
+        for count in (1, 7, 31, 255):
+            assert play(engine, ours(f"{count}."), neighbours_of(count, f"other{count}."), count) == expected
+            assert play(engine, long, neighbours_of(count, f"beside{count}."), count) == expected_long
+    for chunk in (512, 7):
+        chunked = (
+            "kv.prefix_cache=false",
+            f"scheduler.max_step_tokens={chunk}",
+            f"scheduler.max_num_seqs={min(chunk, 256)}",
+        )
+        with engine_on_gpu(folder, model, f"passes.quantize={quantize}", *chunked) as engine:
+            assert alone(engine) == expected
+            assert play(engine, long, neighbours_of(7, "other"), 3) == expected_long
