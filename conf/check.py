@@ -24,6 +24,7 @@ def check(deployment: Deployment) -> Deployment:
     _check_pages(deployment)
     _check_passes(deployment)
     _check_key(deployment.serve.api_key)
+    _check_prefix(deployment.serve.metrics_prefix)
     read_recipe(deployment.bench.rows, deployment.bench.rivals)
     return deployment
 
@@ -183,3 +184,10 @@ def _check_key(api_key: str | None) -> None:
     """Raise ConfigError for a key that an empty or blank one opens: most often a shell variable that is not set."""
     if api_key is not None and (not api_key.strip() or opens(api_key, "")):
         raise ConfigError("empty", key="serve.api_key", value=repr(api_key), hint="serve.api_key=null: no key")
+
+
+def _check_prefix(prefix: str) -> None:
+    """Raise ConfigError for a prefix with which no metric would have a name that Prometheus takes."""
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", prefix):
+        hint = "letters, digits, _ and :, not a digit first"
+        raise ConfigError("not the beginning of a metric's name", key="serve.metrics_prefix", value=prefix, hint=hint)

@@ -54,7 +54,7 @@ def check_sweep(overrides: Sequence[str], config_dir: str | Path | None = None) 
 def from_tree(tree: DictConfig, config_dir: str | Path | None = None) -> Deployment:
     """Return the checked deployment of a composed, typed tree. Raises ConfigError on values that are missing."""
     if not tree.model.name:
-        tree.model.name = Path(tree.model.path).absolute().stem if tree.model.path else "model"
+        tree.model.name = _last_part(tree.model.path) if tree.model.path else "model"
     if config_dir is not None and (families := Path(config_dir).absolute() / "model" / "family").is_dir():
         tree.model.families = [*tree.model.families, str(families)]
     package = tree.model.package
@@ -94,6 +94,12 @@ def model_overrides(model: str) -> list[str]:
         quoted = model.replace("\\", "\\\\").replace("'", "\\'")
         return ["model=hf", f"model.path='{quoted}'"]
     return [f"model={model}"]
+
+
+def _last_part(path: str) -> str:
+    """Return what a model at ``path`` is called: without .gguf, the number of a shard and a hub's quantisation."""
+    name = Path(path).absolute().name
+    return re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".gguf")).partition(":")[0]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def fingerprint(deployment: Deployment) -> str:
     tree = to_plain(deployment)
     del tree["serve"], tree["bench"], tree["passes"]["compile_cache"]
     if tree["model"]["content"] is not None:  # then where the checkpoint lies does not matter
-        del tree["model"]["path"]
+        del tree["model"]["path"], tree["model"]["revision"]
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:16]
 

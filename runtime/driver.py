@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from treadle.runtime.completion import RequestMetrics
@@ -41,12 +41,15 @@ class Answer:
         self.request = request
         self.processor = OutputProcessor(tokenizer, request)
         self.deltas: list[Delta] = []
+        self.refused = False
+        """its error is the request's own fault"""
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
 
     def take(self, output: Output) -> Delta:
         """Add one Output."""
         delta = self.processor.process(output)
+        self.refused = self.refused or output.refused
         now = time.monotonic()
         if delta.token_ids and self._first_token_s is None:
             self._first_token_s = now
@@ -68,8 +71,10 @@ class Answer:
 class _Run(NamedTuple):
     """The requests of one call of ``Driver.run``."""
 
+    source: Iterator[Request]
     unfinished: dict[str, Answer]
     waiting: deque[Answer]
+    """at most one: the engine had no room for it"""
     fresh: dict[str, Answer]
     """those with deltas that the caller has not seen"""
 
@@ -82,18 +87,20 @@ class Driver:
         self._tokenizer = tokenizer
         self._running: dict[str, tuple[Answer, _Run]] = {}
 
-    def run(self, requests: Sequence[Request]) -> Generator[list[Answer], None, None]:
+    def run(self, requests: Iterable[Request], *, raise_errors: bool = True) -> Generator[list[Answer], None, None]:
         """Yield after every step the answers of ``requests`` that got something new, until all are finished.
 
-        What is unfinished is aborted when the caller stops early or an error ends the run. Raises RequestError if the
-        engine cannot go on with a request.
+        ``requests`` are taken as the engine has room for them. What is unfinished is aborted when the caller stops
+        early or an error ends the run. Raises RequestError if the engine cannot go on with a request; without
+        ``raise_errors`` that answer is finished with the error, and the others go on.
         """
-        answers = {request.id: Answer(self._tokenizer, request) for request in requests}
-        run = _Run(dict(answers), deque(answers.values()), {})
+        run = _Run(iter(requests), {}, deque(), {})
         try:
-            while run.unfinished:
+            while True:
+                self._feed(run, raise_errors)
+                if not run.unfinished and not run.waiting:
+                    return
                 if not run.fresh:
-                    self._feed(run)
                     self._step()
                     continue
                 fresh = list(run.fresh.values())
@@ -101,7 +108,7 @@ class Driver:
                 yield fresh
                 for answer in fresh:
                     answer.deltas.clear()
-                    if answer.processor.error is not None:
+                    if answer.processor.error is not None and raise_errors:
                         raise RequestError(f"request {answer.request.id} failed: {answer.processor.error}")
                     if answer.processor.finished:
                         del run.unfinished[answer.request.id]
@@ -117,15 +124,27 @@ class Driver:
         self._running.clear()
         self._engine.close()
 
-    def _feed(self, run: _Run) -> None:
+    def _feed(self, run: _Run, raise_errors: bool) -> None:
         """Queue as many requests as the engine takes."""
-        while run.waiting:
+        while True:
+            if not run.waiting:
+                request = next(run.source, None)
+                if request is None:
+                    return
+                run.waiting.append(Answer(self._tokenizer, request))
             answer = run.waiting[0]
+            name = answer.request.id
             try:
                 self._engine.add(answer.request)
+                self._running[name] = answer, run
             except QueueFull:
                 return
-            self._running[answer.request.id] = answer, run
+            except RequestError as error:
+                if raise_errors:
+                    raise
+                answer.take(Output(id=name, token_ids=[], finish_reason="error", error=str(error), refused=True))
+                run.fresh[name] = answer
+            run.unfinished[name] = answer
             run.waiting.popleft()
 
     def _step(self) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from treadle.graph.state import PagedKV
 from treadle.kernels.backend.protocol import Backend, Event
 from treadle.runtime.processors import make_processors
 from treadle.runtime.request import (
+    STEP_TOKENS,
     Abort,
     FinishReason,
     Output,
@@ -124,7 +126,7 @@ class Engine:
         self._order = 0
         self._dead: Exception | None = None
         self._checked = True
-        self._stats = Stats(pages_total=allocator.total, finished={})
+        self._stats = Stats(pages_total=allocator.total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
 
     @property
     def has_work(self) -> bool:
@@ -204,7 +206,7 @@ class Engine:
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
         fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
-        return Stats(**fields | {"finished": dict(stats.finished)})
+        return Stats(**fields | {"finished": dict(stats.finished), "step_tokens": list(stats.step_tokens)})
 
     def close(self) -> None:
         """End the stream; what is in flight is finished first."""
@@ -249,6 +251,7 @@ class Engine:
     def _launch(self, plan: Plan) -> _Launched:
         self._stats.steps += 1
         self._stats.computed_tokens += plan.num_tokens
+        self._stats.step_tokens[bisect_left(STEP_TOKENS, plan.num_tokens)] += 1
         return _Launched(plan, self._stream.submit(self._stepper.run, self._stepper.writer.write(plan)))
 
     def _collect(self, launched: _Launched) -> list[Output]:

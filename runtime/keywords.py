@@ -23,6 +23,8 @@ KEYWORDS = {
     "device": "hardware.device",
     "enforce_eager": "passes.compile",
     "load_format": "model.weights",
+    "revision": "model.revision",
+    "generation_config": "model.generation_config",
     "seed": "scheduler.seed",
 }
 """keywords of LLM that are also a key of the configuration"""
@@ -61,7 +63,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_return_routed_experts": (False,),
     "enable_sleep_mode": (False,),
     "fully_sharded_loras": (False,),
-    "generation_config": ("auto",),
     "guided_decoding_backend": ("auto",),
     "hf_config_path": (),
     "hf_overrides": ({},),
@@ -94,7 +95,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "profiler_config": (),
     "quantization": (),
     "ray_workers_use_nsight": (False,),
-    "revision": ("main",),
     "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs",),
     "served_model_name": (),
@@ -201,6 +201,15 @@ def _override(name: str, value: Any) -> list[str]:
             if not value:
                 return []
             value = False
+        case "generation_config":
+            if value not in ("auto", "vllm"):
+                raise ConfigError(
+                    "not supported yet by LLM", key=name, value=value, nearest=["generation_config='auto'"]
+                )
+            value = "auto" if value == "auto" else "none"
+        case "revision":
+            if value == "main":
+                return []
         case "load_format":
             if value in ("auto", "safetensors", "gguf", "hf"):
                 return []

@@ -55,12 +55,14 @@ class LLM:
 
         with PhaseBars() as bars:
             resolved = resolve(deployment, bars)
-        self._open(*_build(resolved, load_tokenizer(resolved.source)))
+        self._open(*_build(resolved, load_tokenizer(resolved.source, resolved.deployment.model.sampling)))
 
     @classmethod
     def from_resolved(cls, resolved: Resolved, tokenizer: Tokenizer | None = None) -> Self:
         """Return an LLM of a deployment that is resolved already; ``tokenizer``: its own, if it is loaded already."""
-        return cls.from_parts(*_build(resolved, tokenizer or load_tokenizer(resolved.source)))
+        return cls.from_parts(
+            *_build(resolved, tokenizer or load_tokenizer(resolved.source, resolved.deployment.model.sampling))
+        )
 
     @classmethod
     def from_parts(cls, engine: StepEngine, tokenizer: Tokenizer, limits: Limits) -> Self:
@@ -153,7 +155,7 @@ class LLM:
         return self._tokenizer.encode(text, add_special_tokens)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that the checkpoint's generation_config.json recommends."""
+        """Return the parameters that the checkpoint recommends and ``model.sampling`` says."""
         return SamplingParams(**self._tokenizer.facts.sampling)
 
     def close(self) -> None:

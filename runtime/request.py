@@ -102,6 +102,10 @@ class Output(msgspec.Struct, kw_only=True, tag=True):
     """seconds between arrival and the first step, on the first output"""
 
 
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""bounds of the buckets in which Stats counts steps by their tokens"""
+
+
 class Stats(msgspec.Struct, kw_only=True, tag=True):
     """Gauges and counters of the step loop; counters only grow."""
 
@@ -117,5 +121,7 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    step_tokens: list[int] = []
+    """steps of at most STEP_TOKENS[i] tokens and more than the bound before; one more for those beyond all"""
     finished: dict[str, int] = {}
     """finish reason -> requests"""

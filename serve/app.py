@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +22,7 @@ from treadle.serve.openai.chat import chat_completions
 from treadle.serve.openai.completions import completions
 from treadle.serve.openai.requests import ChatRequest, CompletionRequest
 from treadle.serve.service import Service
+from treadle.serve.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -29,36 +30,47 @@ CLIENT_LEFT = 499
 """the status that logs show for a client that did not wait; nobody receives it"""
 
 
-def create_app(service: Service, *, api_key: str | None = None, metrics: bool = True) -> ASGIApp:
-    """Return the application. With ``api_key`` (plain or sealed) every path but /health asks for it."""
+def create_app(service: Service) -> ASGIApp:
+    """Return the application. With serve.api_key (plain or sealed) every path asks for it but /health.
+
+    /metrics does not either where serve.metrics_open says so.
+    """
+    config = service.config
     # FastAPI's own documentation pages load scripts from elsewhere; the schema alone is served.
     app = FastAPI(title="treadle", version=version("treadle"), docs_url=None, redoc_url=None)
     _add(app, service, "POST", "/v1/completions", completions, CompletionRequest.model_json_schema())
     _add(app, service, "POST", "/v1/chat/completions", chat_completions, ChatRequest.model_json_schema())
     _add(app, service, "GET", "/v1/models", _models)
     _add(app, service, "GET", "/v1/models/{name:path}", _model)
+    _add(app, service, "POST", "/tokenize", tokenize, TokenizeRequest.model_json_schema())
+    _add(app, service, "POST", "/detokenize", detokenize, DetokenizeRequest.model_json_schema())
     _add(app, service, "GET", "/health", _health)
+    _add(app, service, "GET", "/ping", _health)
+    _add(app, service, "POST", "/ping", _health)
+    _add(app, service, "GET", "/load", _load)
     _add(app, service, "GET", "/version", _version)
-    if metrics:
+    if config.metrics:
         _add(app, service, "GET", "/metrics", _metrics)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    return app if api_key is None else RequireKey(app, api_key)
+    open_paths = ("/health", "/metrics") if config.metrics_open else ("/health",)
+    return app if config.api_key is None else RequireKey(app, config.api_key, open_paths)
 
 
 class RequireKey:
-    """Lets a request through with the right bearer key; unknown paths ask for it too."""
+    """Lets a request through with the right bearer key, or to an open path; unknown paths ask for the key too."""
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_key: str, open_paths: Collection[str]) -> None:
         self._app = app
         self._api_key = api_key
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or pass on."""
-        if scope["type"] == "http" and scope["path"] != "/health":
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             kind, _, key = Request(scope).headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not opens(self._api_key, key.strip()):
                 message = "this server needs its API key: send the header 'Authorization: Bearer KEY'"
@@ -79,7 +91,7 @@ def _add(
         path,
         endpoint,
         methods=[method],
-        name=handler.__name__.removeprefix("_"),
+        name=f"{method.lower()}_{handler.__name__.removeprefix('_')}",
         response_model=None,
         openapi_extra=body if schema is not None else None,
     )
@@ -104,6 +116,8 @@ def _card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "treadle",
+        "root": service.name,
+        "parent": None,
         "max_model_len": service.limits.max_len,
     }
 
@@ -113,6 +127,10 @@ async def _health(service: Service, _request: Request) -> Response:
     if trouble is not None:
         raise ApiError(503, trouble, code="engine_unhealthy")
     return _json({"status": "ok"})
+
+
+async def _load(service: Service, _request: Request) -> Response:
+    return _json({"server_load": service.client.in_flight})
 
 
 async def _version(service: Service, _request: Request) -> Response:

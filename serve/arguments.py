@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         if word.startswith("-") and len(word) > 1 and not re.match(r"-\d", word):
             _flag(word, rest, arguments, known)
         elif OVERRIDE.match(word):
-            arguments.overrides.append(word)
+            _assign(word, arguments, known)
         else:
             words.append(word)
     if command is not None:
@@ -84,6 +84,8 @@ def read_words(arguments: Arguments, stdin: TextIO | None) -> None:
     """
     command = arguments.command
     if command is None or command.words is None or arguments.options[command.words]:
+        return
+    if command.words_unless is not None and arguments.options[command.words_unless] is not None:
         return
     text = ""
     if stdin is not None and not stdin.isatty():
@@ -133,13 +135,7 @@ def _flag(word: str, rest: list[str], arguments: Arguments, known: dict[str, Opt
         arguments.hydra += [name, value if equals else _value(name, rest)]
     elif name in known:
         option = known[name]
-        given: Any = True
-        if option.kind is not bool:
-            text = value if equals else _value(name, rest)
-            try:
-                given = option.kind(text)
-            except ValueError:
-                raise ConfigError("wrong type", key=name, value=text, hint=f"it takes {option.kind.__name__}") from None
+        given = True if option.kind is bool else _typed(option, name, value if equals else _value(name, rest))
         if option in COMMON:
             setattr(arguments, option.name, given)
         else:
@@ -147,6 +143,23 @@ def _flag(word: str, rest: list[str], arguments: Arguments, known: dict[str, Opt
     else:
         flags = [*known, *HYDRA_SWITCHES, *HYDRA_VALUES, "--help", "--version"]
         raise ConfigError(f"no option is called {name}", nearest=nearest(name, flags), hint="see treadle --help")
+
+
+def _assign(word: str, arguments: Arguments, known: dict[str, Option]) -> None:
+    """Take ``name=value``: an option of the command, which no group is called like, or else an override."""
+    name, _, value = word.partition("=")
+    option = known.get(f"--{name.replace('_', '-')}")
+    if option is None or option in COMMON or option.kind is bool:
+        arguments.overrides.append(word)
+    else:
+        arguments.options[option.name] = _typed(option, name, value)
+
+
+def _typed(option: Option, name: str, text: str) -> Any:
+    try:
+        return option.kind(text)
+    except ValueError:
+        raise ConfigError("wrong type", key=name, value=text, hint=f"it takes {option.kind.__name__}") from None
 
 
 def _value(name: str, rest: list[str]) -> str:

@@ -6,9 +6,9 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from treadle.serve.descriptors import connection_limits
 from treadle.serve.engine_client import EngineClient
 from treadle.serve.engine_process import EngineDiedError, EngineProcess
 from treadle.serve.folder import private_folder
+from treadle.serve.ready import Row, ready_table
 from treadle.serve.startup import Startup
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Plan:
     """the engine process's command line"""
     deployment: bytes
     """what the engine process reads"""
+    summary: Sequence[Row] = ()
+    """what is said of the deployment when it is ready"""
+    cache_info: Mapping[str, str] = field(default_factory=dict)
+    """labels of the metric cache_config_info"""
 
 
 def serve(plan: Plan, console: Console) -> int:
@@ -162,14 +167,20 @@ class Server:
             tokenizer=tokenizer,
             template=template,
             limits=self._plan.limits,
+            config=self._plan.config,
             client=self._client,
-            metrics=Metrics(lambda: self._client.stats, self._plan.name),
+            metrics=Metrics(
+                lambda: self._client.stats,
+                self._plan.name,
+                prefix=self._plan.config.metrics_prefix,
+                cache_info=self._plan.cache_info,
+            ),
         )
 
     async def _serve(self, service: Service) -> int:
         """Serve until a signal. Returns the exit code. Raises EngineDiedError after telling every client."""
         self._startup.phase("listen")
-        http = _http(service, self._plan.config)
+        http = _http(service)
         serving = asyncio.ensure_future(http.serve(sockets=[self._listener]))
         while not http.started:
             await asyncio.sleep(0.005)
@@ -215,9 +226,11 @@ class Server:
 
     def _announce(self) -> None:
         host, port = self._listener.getsockname()[:2]
+        endpoint = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         self._startup.finish()
         self._console.print(self._startup.table())
-        self._startup.line(f"{self._plan.name} answers at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        self._console.print(ready_table(endpoint, self._plan.summary))
+        self._startup.line(f"{self._plan.name} answers at {endpoint}")
 
     def _on_progress(self, message: Progress) -> None:
         self._startup.phase(message.phase, message.at_s, message.done, message.total)
@@ -233,7 +246,7 @@ class Server:
             waiter.set_result(None)
 
 
-def _http(service: Service, config: ServeConfig) -> uvicorn.Server:
+def _http(service: Service) -> uvicorn.Server:
     """Return the HTTP server, which leaves signals to us."""
     import uvicorn
 
@@ -245,7 +258,7 @@ def _http(service: Service, config: ServeConfig) -> uvicorn.Server:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    app = create_app(service, api_key=config.api_key, metrics=config.metrics)
+    app = create_app(service)
     limits = connection_limits(service.client.capacity)
     options = uvicorn.Config(
         app,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
+from treadle.conf.size import body_bytes, parse_bytes
 from treadle.runtime.request import Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
-from treadle.runtime.text.prompt import Limits
-from treadle.runtime.text.template import ChatTemplate
-from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.engine_client import EngineClient, Stream
 from treadle.serve.engine_process import EngineDiedError
-from treadle.serve.errors import ApiError, clip
-from treadle.serve.metrics import Metrics
+from treadle.serve.errors import ApiError
+from treadle.serve.metrics import Metrics, Times
+from treadle.serve.served import Served
+
+Made = TypeVar("Made")
 
 INLINE_BYTES = 8192
 """a larger body is checked and tokenized in a thread, so that it does not hold up everybody's stream"""
@@ -30,7 +33,7 @@ class Answer:
         self.output = OutputProcessor(service.tokenizer, request)
         self._metrics = service.metrics
         self._stream = stream
-        self._last_s = 0.0
+        self._times = Times(arrival_s=request.arrival_s)
         self._failed = False
         self._closed = False
 
@@ -60,51 +63,34 @@ class Answer:
         self._closed = True
         self._stream.close()
         reason = "error" if self._failed else self.output.finish_reason or "abort"
-        self._metrics.finish(reason, time.monotonic() - self.request.arrival_s)
+        self._metrics.finish(reason, self._times, time.monotonic(), len(self.output.token_ids))
 
     def _observe(self, delta: Delta) -> None:
         if not delta.token_ids:
             return
-        now, metrics = time.monotonic(), self._metrics
-        if self._last_s:
-            metrics.itl_s.observe(now - self._last_s)
+        now, times, output, count = time.monotonic(), self._times, self.output, len(delta.token_ids)
+        if times.first_s:
+            self._metrics.more_tokens(now - times.last_s, count)
         else:
-            metrics.prompt_tokens.inc(len(self.request.prompt))
-            metrics.cached_tokens.inc(self.output.num_cached_tokens)
-            metrics.queue_s.observe(self.output.queue_s or 0.0)
-            metrics.ttft_s.observe(now - self.request.arrival_s)
-        metrics.generation_tokens.inc(len(delta.token_ids))
-        self._last_s = now
+            times.first_s, times.queue_s = now, output.queue_s or 0.0
+            # A prompt with several answers counts in the first.
+            prompt_len = 0 if self.request.choice else len(self.request.prompt)
+            self._metrics.first_tokens(times, prompt_len, output.num_cached_tokens, count)
+        times.last_s = now
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class Service(Served):
     """The model's text side, the way to its engine, and what the API says about it."""
 
-    name: str
-    fingerprint: str
-    created: int
-    """seconds since the epoch"""
-    tokenizer: Tokenizer
-    template: Callable[[], ChatTemplate]
-    """raises RequestError if the model has no chat template"""
-    limits: Limits
     client: EngineClient
     metrics: Metrics
 
     @property
     def max_body_bytes(self) -> int:
-        """How large a body may be: room for a whole context in ids or escaped text, and for much beside it.
-
-        Reading JSON holds up everybody's stream and cannot be interrupted, so this is no larger than it has to be.
-        """
-        return (1 << 20) + 16 * self.limits.max_len
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError 404 if a request asks for another model."""
-        if name is not None and name != self.name:
-            message = f"the model {clip(name)!r} does not exist; this server has {self.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+        """How large a body may be."""
+        most = self.config.max_body
+        return body_bytes(self.limits.max_len) if most == "auto" else parse_bytes(most)
 
     @contextmanager
     def closing(self, answers: Sequence[Answer]) -> Iterator[None]:
@@ -115,17 +101,20 @@ class Service:
             for answer in answers:
                 answer.close()
 
-    def admit(self, count: int = 1) -> None:
-        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue, 400 if they never will."""
+    def admit(self, count: int = 1, field: str = "n") -> None:
+        """Raise ApiError 429 if ``count`` more requests do not fit in the bounded queue, 400 if they never will.
+
+        ``field`` is what asks for so many.
+        """
         if count > self.client.capacity:
-            message = f"prompt holds {count} prompts; this server runs and queues at most {self.client.capacity}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
+            message = f"{count} answers are asked for; this server runs and queues at most {self.client.capacity}"
+            raise ApiError(400, message, param=field, code="invalid_value")
         if self.client.in_flight + count > self.client.capacity:
             self.metrics.refused.inc(count)
             message = f"{self.client.in_flight} requests are running or waiting; the limit is {self.client.capacity}"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
 
-    async def prepare(self, make: Callable[[], list[Request]], size: int) -> list[Request]:
+    async def off_loop(self, make: Callable[[], Made], size: int) -> Made:
         """Return what ``make`` returns, made in a thread if the body has many bytes (``size``). Raises ApiError."""
         try:
             return make() if size <= INLINE_BYTES else await asyncio.to_thread(make)
@@ -135,6 +124,10 @@ class Service:
     def submit(self, requests: Sequence[Request]) -> list[Answer]:
         """Hand the requests, all or none, to the engine. Raises ApiError 429, 503."""
         self.admit(len(requests))
+        sizes = Counter(request.group or request.id for request in requests)
+        for request in requests:
+            if request.choice == 0:
+                self.metrics.submitted(sizes[request.group or request.id], request.params.max_tokens or 0)
         try:
             return [Answer(self, request, self.client.submit(request)) for request in requests]
         except EngineDiedError as error:

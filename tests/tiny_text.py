@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,55 @@ def write_directory(directory: Path, **config: Any) -> Path:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
+
+
+PIECES = [
+    *("<unk>", "<s>", "</s>"),
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    *("▁", "a", "b", "ab", "▁ab", "bb", "▁▁", "<tool>", "é", "本"),
+]
+"""A SentencePiece vocabulary: unknown, control, bytes, pieces in the order in which they merge, one user-defined."""
+PIECE_TYPES = [2, 3, 3, *[6] * 256, *[1] * 7, 4, 1, 1]
+PIECE_SCORES = [*[0.0] * 259, *(-float(i) for i in range(10))]
+
+
+def piece_metadata(model: str = "llama", **changes: Any) -> dict[str, Any]:
+    """Return the tokenizer keys of a GGUF file with a SentencePiece vocabulary."""
+    return {
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.tokens": PIECES,
+        "tokenizer.ggml.scores": PIECE_SCORES,
+        "tokenizer.ggml.token_type": PIECE_TYPES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": False,
+        **changes,
+    }
+
+
+@lru_cache
+def piece_tokenizer(model: str = "llama") -> Tokenizer:
+    """Return a tokenizer with byte fallback, by merges (``llama``) or by likelihood (``t5``)."""
+    return tokenizer_from_gguf(piece_metadata(model))
+
+
+def model_proto(kind: int, *, add_space: bool = True, join_spaces: bool = False) -> bytes:
+    """Return a tokenizer.model file of PIECES: SentencePiece's message, ``kind`` 1 by likelihood, 2 by merges."""
+
+    def varint(value: int) -> bytes:
+        low, rest = value & 0x7F, value >> 7
+        return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+    def block(field: int, content: bytes) -> bytes:
+        return varint(field << 3 | 2) + varint(len(content)) + content
+
+    def number(field: int, value: int) -> bytes:
+        return varint(field << 3) + varint(value)
+
+    message = b""
+    for piece, score, type_ in zip(PIECES, PIECE_SCORES, PIECE_TYPES):
+        inner = block(1, piece.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
+        message += block(1, inner + (number(3, type_) if type_ != 1 else b""))
+    # Fields that nobody here reads stand between: a name, and a vocabulary size.
+    message += block(2, block(2, b"tokenizer") + number(3, kind) + number(4, len(PIECES)))
+    return message + block(3, block(1, b"identity") + number(3, add_space) + number(4, join_spaces))

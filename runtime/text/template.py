@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -39,6 +40,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt text of ``messages`` (OpenAI's shape).
@@ -46,10 +48,12 @@ class ChatTemplate:
         ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
         ``continue_final_message`` ends the text where the content of the last message does.
         """
+        if documents and not self.mentions("documents"):
+            raise RequestError("the chat template has no place for documents", "documents")
+        extra = {"tools": list(tools) if tools else None, "documents": documents or None, **(extra or {})}
         if continue_final_message:
-            return self._open_ended(messages, add_generation_prompt, tools, extra)
-        variables: dict[str, Any] = {**self._tokens, "tools": list(tools) if tools else None, "documents": None}
-        variables.update(extra or {})
+            return self._open_ended(messages, add_generation_prompt, extra)
+        variables: dict[str, Any] = {**self._tokens, **extra}
         variables.update(messages=plain_messages(messages), add_generation_prompt=add_generation_prompt)
         try:
             return self._template.render(variables)
@@ -58,12 +62,15 @@ class ChatTemplate:
         except Exception as error:  # a template is foreign code: whatever it raises is about these messages
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
 
+    def mentions(self, name: str) -> bool:
+        """Whether the source of the template has this word, as a variable, key or text."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
     def _open_ended(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        extra: Mapping[str, Any] | None,
+        extra: Mapping[str, Any],
     ) -> str:
         if add_generation_prompt:
             raise RequestError(
@@ -72,7 +79,7 @@ class ChatTemplate:
             )
         *before, last = plain_messages(messages)
         marked = {**last, "content": last["content"] + END_MARK}
-        text = self.render([*before, marked], add_generation_prompt=False, tools=tools, extra=extra)
+        text = self.render([*before, marked], add_generation_prompt=False, extra=extra)
         content, found, _ = text.rpartition(END_MARK)
         if not found:
             raise RequestError(

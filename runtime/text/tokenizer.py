@@ -29,7 +29,7 @@ class TokenizerFacts:
     template_tokens: dict[str, str] = field(default_factory=dict)
     """what chat templates may name: bos_token, eos_token, ..."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """the sampling defaults that generation_config.json recommends"""
+    """sampling parameters of requests that do not give them"""
 
 
 class Tokenizer:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import decoders, models, normalizers
 
 from treadle.runtime.text.pretokenizer import PRE_TOKENIZERS
+from treadle.runtime.text.sentencepiece import CONTROL, NORMAL, SentencePieces
 from treadle.runtime.text.tokenizer import Tokenizer, TokenizerError, TokenizerFacts, surround
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+CALLS = ("<|return|>", "<|call|>")
+"""What ends an answer of GPT-OSS, whose <|end|> only ends one of its messages."""
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<EOT>")
 """Control tokens that end an answer in every model that has them; many files name only one in eos_token_id."""
 
@@ -24,29 +27,30 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = _require(metadata, "tokenizer.ggml.model")
     pieces: list[str] = list(_require(metadata, "tokenizer.ggml.tokens"))
     types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(pieces)]
+    if len(types) != len(pieces):
+        raise TokenizerError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(pieces)} tokens")
     add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+    vocabulary = SentencePieces(pieces=pieces, scores=[], types=types)
     if kind == "gpt2":
         pre = str(metadata.get("tokenizer.ggml.pre", "default"))
         if pre not in PRE_TOKENIZERS:
             raise TokenizerError(f"tokenizer.ggml.pre={pre!r} is unknown; known: {', '.join(sorted(PRE_TOKENIZERS))}")
-        core = _byte_level(pieces, _require(metadata, "tokenizer.ggml.merges"), pre)
+        core = byte_level(pieces, _require(metadata, "tokenizer.ggml.merges"), pre)
         add_bos = PRE_TOKENIZERS[pre].add_bos if add_bos is None else add_bos
-    elif kind == "llama":
-        scores = [float(score) for score in _require(metadata, "tokenizer.ggml.scores")]
-        core = _sentence_piece(pieces, scores, types, bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
-        add_bos = True if add_bos is None else add_bos
+    elif kind in ("llama", "t5"):
+        vocabulary = replace(
+            vocabulary,
+            scores=[float(score) for score in _require(metadata, "tokenizer.ggml.scores")],
+            add_space=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+            join_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+            charsmap=bytes(value % 256 for value in metadata.get("tokenizer.ggml.precompiled_charsmap") or ()),
+        )
+        core = vocabulary.by_merges() if kind == "llama" else vocabulary.by_likelihood()
+        add_bos = kind == "llama" if add_bos is None else add_bos
     else:
-        known = "gpt2 (byte-level BPE), llama (SentencePiece)"
+        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE), t5 (SentencePiece unigram)"
         raise TokenizerError(f"tokenizer.ggml.model={kind!r} is unknown; known: {known}")
-
-    # Added in the order of ids; all are in the vocabulary already, so that they keep their ids.
-    core.add_tokens(
-        [
-            AddedToken(piece, special=kind in (CONTROL, UNKNOWN), normalized=False)
-            for piece, kind in zip(pieces, types)
-            if kind in (CONTROL, USER_DEFINED, UNKNOWN)
-        ]
-    )
+    vocabulary.add_tokens(core)
     facts = _facts(metadata, pieces, types)
     bos = [facts.bos_id] if add_bos and facts.bos_id is not None else []
     eos = metadata.get("tokenizer.ggml.eos_token_id")
@@ -60,8 +64,8 @@ def _require(metadata: Mapping[str, Any], key: str) -> Any:
     return metadata[key]
 
 
-def _byte_level(pieces: Sequence[str], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
-    """Return byte-level BPE; ``merges`` are pairs joined by one space."""
+def byte_level(pieces: Sequence[str], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
+    """Return byte-level BPE that cuts as ``pre`` says; ``merges`` are pairs joined by one space."""
     cut = PRE_TOKENIZERS[pre]
     # A piece may itself hold a space only in its first character, so the separator is the first later one.
     pairs = []
@@ -77,42 +81,14 @@ def _byte_level(pieces: Sequence[str], merges: Sequence[str], pre: str) -> token
     return core
 
 
-def _sentence_piece(
-    pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], add_space: bool
-) -> tokenizers.Tokenizer:
-    """Return SentencePiece BPE: of all neighbours that form a piece, the one with the best score merges first."""
-    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
-    mergeable = {piece: score for piece, score, kind in zip(pieces, scores, types) if kind in (NORMAL, UNUSED)}
-    ranked: list[tuple[float, int, str, str]] = []
-    for piece, score in mergeable.items():
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in mergeable and right in mergeable:
-                ranked.append((-score, -at, left, right))
-    ranked.sort()
-    unknown = next((piece for piece, kind in zip(pieces, types) if kind == UNKNOWN), None)
-    core = tokenizers.Tokenizer(
-        models.BPE(
-            vocabulary,
-            [(left, right) for _, _, left, right in ranked],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=BYTE in types,
-        )
-    )
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if add_space else []
-    core.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return core
-
-
 def _facts(metadata: Mapping[str, Any], pieces: Sequence[str], types: Sequence[int]) -> TokenizerFacts:
     def token(name: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
         return int(value) if value is not None and 0 <= int(value) < len(pieces) else None
 
     declared = [found for name in ("eos", "eot", "eom") if (found := token(name)) is not None]
-    by_name = [i for i, piece in enumerate(pieces) if types[i] == CONTROL and piece in END_OF_TURN]
+    ends = {*END_OF_TURN, *CALLS} - ({"<|end|>"} if set(CALLS) <= set(pieces) else set())
+    by_name = [i for i, piece in enumerate(pieces) if types[i] == CONTROL and piece in ends]
     named = {
         "bos_token": token("bos"),
         "eos_token": token("eos"),

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One ``--name`` of a command. It reaches ``run`` as a keyword: ``max_tokens=128`` for ``--max-tokens 128``."""
+    """One ``--name VALUE`` or ``name=VALUE`` of a command. It reaches ``run`` as a keyword: ``max_tokens=128``."""
 
     name: str
     summary: str
@@ -29,6 +29,8 @@ class Command:
     summary: str
     options: tuple[Option, ...] = ()
     words: str | None = None
+    words_unless: str | None = None
+    """an option with which no text is needed"""
     computes: bool = True
     """whether it runs the model here, so that the hardware must be this machine's"""
     example: str = ""
@@ -38,9 +40,12 @@ COMMANDS = (
     Command(name="serve", summary="answer over HTTP", example="treadle serve model=hf model.path=DIR serve.port=8080"),
     Command(
         name="generate",
-        summary="continue one prompt",
+        summary="continue one prompt, or answer a file of them: input=prompts.jsonl output=answers.jsonl",
         words="prompt",
+        words_unless="input",
         options=(
+            Option(name="input", summary="file of prompts or messages, a JSON object a line"),
+            Option(name="output", summary="file for their answers; a run that was ended goes on where it was"),
             Option(name="max_tokens", summary="tokens to generate at most", kind=int, default=128),
             Option(name="temperature", summary="0 is greedy", kind=float, default=0.0),
             Option(name="seed", summary="of sampling", kind=int),

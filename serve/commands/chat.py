@@ -21,7 +21,7 @@ def run(resolved: Resolved, console: Console, *, system: str | None = None, temp
 
     Raises: RequestError for a model without chat template or an option outside its range, TokenizerError.
     """
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     # What cannot run is refused before weights are loaded.
     chat_template(tokenizer.facts.chat_templates, tokenizer.facts.template_tokens)
     SamplingParams(temperature=temperature).check(resolved.spec.vocab)

@@ -1,41 +1,134 @@
-"""``treadle generate``: continue one prompt in the terminal."""
+"""``treadle generate``: continue one prompt in the terminal, or answer a file of them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treadle.conf.errors import ConfigError
+from treadle.runtime.driver import Driver
 from treadle.runtime.llm import LLM, limits_of
+from treadle.runtime.progress import AnswerBar, PhaseBars
 from treadle.runtime.request import SamplingParams
 from treadle.runtime.text.load import load_tokenizer
 from treadle.runtime.text.prompt import prepare
+from treadle.runtime.text.template import ChatTemplate, chat_template
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from treadle.graph.resolve import Resolved
+    from treadle.serve.batch.results import Results
+    from treadle.serve.served import Served
+
+MAX_TOKENS = 128
+"""of an answer, where nothing else is said"""
 
 
 def run(
     resolved: Resolved,
     console: Console,
     *,
-    prompt: str,
-    max_tokens: int = 128,
+    prompt: str = "",
+    input: str | None = None,
+    output: str | None = None,
+    max_tokens: int = MAX_TOKENS,
     temperature: float = 0.0,
     seed: int | None = None,
 ) -> int:
-    """Print the continuation of ``prompt`` as it comes, then how fast it came. Returns 0.
+    """Print the continuation of ``prompt`` as it comes, then how fast it came; or answer the lines of ``input``.
 
-    Raises: RequestError for a prompt that does not fit or an option outside its range, TokenizerError.
+    Returns 0. Raises: RequestError for a prompt that does not fit or an option outside its range, TokenizerError,
+    ConfigError for files that cannot be read or written.
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    tokenizer = load_tokenizer(resolved.source)
+    if input is not None or output is not None:
+        if prompt or input is None or output is None:
+            hint = "treadle generate input=prompts.jsonl output=answers.jsonl"
+            raise ConfigError("a file of prompts needs input and output, and no prompt", key="generate", hint=hint)
+        params.check(resolved.spec.vocab)
+        return answer_file(resolved, console, Path(input), Path(output), params)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     # What cannot run is refused before weights are loaded.
     prepare(tokenizer, prompt, params, limits_of(resolved), request_id="", clamp=True)
     with LLM.from_resolved(resolved, tokenizer) as llm:
         print_answer(llm, console, prompt, params)
     return 0
+
+
+def answer_file(resolved: Resolved, console: Console, source: Path, target: Path, params: SamplingParams) -> int:
+    """Answer each line of ``source`` in a line of ``target``, those left out that have their answer. Returns 0.
+
+    Lines of our own shape take from ``params`` what they do not say. Raises ConfigError, TokenizerError.
+    """
+    from treadle.serve.batch.records import count_records, read_records
+    from treadle.serve.batch.results import open_results
+
+    defaults = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+    total = count_records(source)
+    if target.exists() and target.samefile(source):
+        raise ConfigError("is the input too", key="output", value=target)
+    served = _served(resolved)
+    with open_results(target) as results:
+        # Errors need no model, and a run that is complete loads none.
+        if any(record.key not in results.done for record in read_records(source, defaults)):
+            _answer(resolved, served, console, results, source, defaults, total)
+        else:
+            console.print(f"{target} has all {total} answers")
+        results.sort(read_records(source, defaults))
+    return 0
+
+
+def _answer(
+    resolved: Resolved,
+    served: Served,
+    console: Console,
+    results: Results,
+    source: Path,
+    defaults: Mapping[str, object],
+    total: int,
+) -> None:
+    from treadle.runtime.build import build_engine
+    from treadle.serve.batch.records import read_records
+    from treadle.serve.batch.run import Batch
+
+    with PhaseBars() as bars:
+        driver = Driver(build_engine(resolved, bars), served.tokenizer)
+    began = len(results.done)
+    with AnswerBar(total) as bar:
+        bar.advance(0, began)
+        batch = Batch(served, driver, results, bar)
+        try:
+            batch.run(read_records(source, defaults))
+        finally:
+            driver.close()
+    before = f", {began} before" if began else ""
+    console.print(f"{batch.answered} answers and {batch.errors} errors of {total} lines{before}")
+
+
+def _served(resolved: Resolved) -> Served:
+    from treadle.conf.lock import fingerprint
+    from treadle.serve.served import Served
+
+    deployment = resolved.deployment
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
+
+    @cache
+    def template() -> ChatTemplate:
+        return chat_template(tokenizer.facts.chat_templates, tokenizer.facts.template_tokens)
+
+    return Served(
+        name=deployment.serve.served_name or deployment.model.name,
+        fingerprint=fingerprint(deployment),
+        created=int(time.time()),
+        tokenizer=tokenizer,
+        template=template,
+        limits=limits_of(resolved),
+        config=deployment.serve,
+    )
 
 
 def print_answer(llm: LLM, console: Console, prompt: str, params: SamplingParams) -> None:

@@ -8,6 +8,7 @@ from treadle.conf.lock import fingerprint, to_lock
 from treadle.runtime.llm import limits_of
 from treadle.runtime.text.load import load_tokenizer
 from treadle.serve.engine_process import worker_command
+from treadle.serve.ready import cache_info, summary
 from treadle.serve.server import Plan, serve
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def serving_plan(resolved: Resolved) -> Plan:
     """Return what the HTTP process needs to know of a deployment. Raises TokenizerError."""
     deployment = resolved.deployment
     # Here, not beside the engine: a model without one is refused before anything starts.
-    tokenizer = load_tokenizer(resolved.source)
+    tokenizer = load_tokenizer(resolved.source, resolved.deployment.model.sampling)
     return Plan(
         config=deployment.serve,
         name=deployment.serve.served_name or deployment.model.name,
@@ -38,4 +39,6 @@ def serving_plan(resolved: Resolved) -> Plan:
         load_tokenizer=lambda: tokenizer,
         command=worker_command,
         deployment=to_lock(deployment).encode(),
+        summary=summary(resolved),
+        cache_info=cache_info(resolved),
     )

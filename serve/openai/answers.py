@@ -4,60 +4,94 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
+from starlette.responses import Response
 
-from treadle.runtime.text.output import Delta
+from treadle.runtime.request import Request
+from treadle.runtime.text.output import Delta, OutputProcessor
 from treadle.serve.events import DONE
-from treadle.serve.service import Answer, Service
+from treadle.serve.served import Served
+from treadle.serve.service import Answer
+
+
+class Shown(Protocol):
+    """An answer as far as it is known, wherever it runs."""
+
+    @property
+    def request(self) -> Request:
+        """What was asked."""
+        ...
+
+    @property
+    def output(self) -> OutputProcessor:
+        """What came."""
+        ...
+
+
+Write = Callable[[int, Shown, Delta], bytes]
+"""what answer i gained, as a JSON object"""
+Open = Callable[[int, Shown], bytes | None]
+"""the choice that comes before answer i's first, as a JSON object; None for none"""
 
 
 class Frame:
     """The constant part of every object of one response."""
 
-    def __init__(self, service: Service, kind: str, response_id: str, created: int) -> None:
+    def __init__(self, served: Served, kind: str, response_id: str, created: int) -> None:
         self.fields: dict[str, Any] = {
             "id": response_id,
             "object": kind,
             "created": created,
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
         }
         self._head = b"data: " + orjson.dumps(self.fields)[:-1] + b',"choices":['
 
-    def event(self, choice: bytes, usage: bytes | None) -> bytes:
-        """Return one server-sent event; ``usage`` is left out if None."""
-        tail = b"]}\n\n" if usage is None else b'],"usage":' + usage + b"}\n\n"
+    def event(self, choice: bytes, usage: bytes | None, extra: bytes = b"") -> bytes:
+        """Return one server-sent event; ``usage`` is left out if None, ``extra`` are more fields, a comma first."""
+        tail = b"]" + extra + (b"}\n\n" if usage is None else b',"usage":' + usage + b"}\n\n")
         return self._head + choice + tail
 
 
 async def stream(
     answers: Sequence[Answer],
     frame: Frame,
-    choice: Callable[[int, Delta], bytes],
+    choice: Write,
     *,
-    opening: Callable[[int], bytes] | None = None,
-    include_usage: bool,
+    opening: Open | None = None,
+    extra: bytes = b"",
+    only_opening: bool = False,
+    include_usage: bool = False,
+    continuous_usage: bool = False,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a response: one write for what a step added to an answer. Raises ApiError.
 
-    ``choice`` writes what answer i gained as a JSON object, ``opening`` the choice that comes before the first.
+    ``extra`` are fields of the first event, a comma first. With ``only_opening`` nothing that is generated is shown.
     """
-    no_usage = b"null" if include_usage else None
+
+    def now() -> bytes | None:
+        if not include_usage:
+            return None
+        return orjson.dumps(usage(answers, only_opening)) if continuous_usage else b"null"
+
     opened = [False] * len(answers)
     async for index, delta in _deltas(answers):
-        events = b""
-        if opening is not None and not opened[index]:
+        answer, events = answers[index], b""
+        if not opened[index]:
             opened[index] = True
-            events = frame.event(opening(index), no_usage)
+            first = None if opening is None else opening(index, answer)
+            if first is not None:
+                events, extra = frame.event(first, now(), extra), b""
         # Text that is held back, as part of a code point or of a stop string, makes no chunk.
-        if delta.text or delta.logprobs or delta.finish_reason is not None:
-            events += frame.event(choice(index, delta), no_usage)
+        if not only_opening and (delta.text or delta.logprobs or delta.finish_reason is not None):
+            events += frame.event(choice(index, answer, delta), now(), extra)
+            extra = b""
         if events:
             yield events
     if include_usage:
-        yield frame.event(b"", orjson.dumps(usage(answers)))
+        yield frame.event(b"", orjson.dumps(usage(answers, only_opening)))
     yield DONE
 
 
@@ -67,16 +101,22 @@ async def finish(answers: Sequence[Answer]) -> None:
         pass
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the token counts of a whole response."""
-    prompt = sum(len(answer.request.prompt) for answer in answers)
-    completion = sum(len(answer.output.token_ids) for answer in answers)
+def usage(answers: Sequence[Shown], only_prompt: bool = False) -> dict[str, Any]:
+    """Return the token counts of a whole response; a prompt counts once however many answers it has."""
+    firsts = [answer for answer in answers if answer.request.choice == 0]
+    prompt = sum(len(answer.request.prompt) for answer in firsts)
+    completion = 0 if only_prompt else sum(len(answer.output.token_ids) for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.output.num_cached_tokens for answer in answers)},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.output.num_cached_tokens for answer in firsts)},
     }
+
+
+def whole(content: dict[str, Any], request_id: str) -> Response:
+    """Return a complete response; the client finds its id in a header too."""
+    return Response(orjson.dumps(content), headers={"x-request-id": request_id}, media_type="application/json")
 
 
 async def _deltas(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Delta]]:

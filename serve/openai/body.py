@@ -10,14 +10,14 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from treadle.serve.errors import ApiError
-from treadle.serve.openai.fields import GenerationFields
+from treadle.serve.openai.fields import Fields
 
 BODY_S = 30.0
 """seconds that a body may take"""
 BODY_BYTES_PER_S = 64 << 10
 """a long body that comes at least this quickly may take longer"""
 
-Body = TypeVar("Body", bound=GenerationFields)
+Body = TypeVar("Body", bound=Fields)
 
 
 async def read_body(request: Request, kind: type[Body], max_bytes: int) -> tuple[Body, int]:

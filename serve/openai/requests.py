@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
+from pydantic import Field, SkipValidation
 
-from treadle.runtime.text.template import MAX_MESSAGES
-from treadle.serve.errors import ApiError, clip
-from treadle.serve.openai.body import invalid
-from treadle.serve.openai.fields import GenerationFields
+from treadle.serve.errors import ApiError
+from treadle.serve.openai.generation import GenerationFields
+from treadle.serve.openai.messages import Conversation, Messages
 
 MAX_PROMPTS = 256
 """prompts in one /v1/completions request"""
@@ -23,13 +22,7 @@ Prompt = str | list[TokenId]
 class CompletionRequest(GenerationFields):
     """Body of /v1/completions."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = GenerationFields.neutral | {
-        "best_of": (1,),
-        "echo": (False,),
-        "suffix": ("",),
-        "prompt_logprobs": (),
-        "response_format": ({"type": "text"},),
-    }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = GenerationFields.neutral | {"suffix": ("",)}
 
     prompt: SkipValidation[str | list[str] | list[TokenId] | list[list[TokenId]]]
     logprobs: int | None = None
@@ -54,41 +47,23 @@ class CompletionRequest(GenerationFields):
         return many
 
     @property
-    def token_limit(self) -> int:
-        """Return how many tokens may be generated."""
-        return COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+    def only_echo(self) -> bool:
+        """Whether nothing but the prompt is wanted back."""
+        return self.echo and self.max_tokens == 0
 
+    @property
+    def token_limit(self) -> int | None:
+        """Return how many tokens may be generated: one, which is left out of the answer, where none is wanted.
 
-class Message(BaseModel):
-    """One message of a chat; what its content may be is the chat template's to say."""
+        None: as the model recommends, or COMPLETION_MAX_TOKENS.
+        """
+        return 1 if self.only_echo else self.max_tokens
 
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: SkipValidation[str | list[dict[str, Any]] | None] = None
-    name: str | None = None
-
-
-def plain_message(entry: Any, where: str) -> dict[str, Any]:
-    """Return the message at ``where`` in a body as chat templates know it. Raises ApiError."""
-    if not isinstance(entry, dict):
-        raise ApiError(400, f"{where}: must be an object with role and content", param=where, code="invalid_value")
-    try:
-        message = Message.model_validate(entry)
-    except ValidationError as error:
-        raise invalid(error, where) from None
-    if message.role in ("tool", "function"):
-        at = f"{where}.role"
-        raise ApiError(400, f"{at}: tools are not supported", param=at, code="unsupported_value")
-    for name, value in entry.items():
-        # What a server returns with an answer comes back empty in the next turn.
-        if name not in Message.model_fields and value not in (None, [], ""):
-            at = f"{where}.{clip(name)}"
-            raise ApiError(400, f"{at} is not supported; leave it out", param=at, code="unsupported_parameter")
-    # Templates know the older name of a developer's message.
-    role = "system" if message.role == "developer" else message.role
-    plain = {"role": role, "content": message.content}
-    return plain if message.name is None else plain | {"name": message.name}
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """Return how many alternatives are wanted for tokens of the prompt, None if no log-probabilities are."""
+        wanted = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 class ChatRequest(GenerationFields):
@@ -100,36 +75,41 @@ class ChatRequest(GenerationFields):
         "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
         "reasoning_effort": (),
+        "include_reasoning": (True,),
+        "thinking_token_budget": (),
         "verbosity": (),
         "web_search_options": (),
-        "prompt_logprobs": (),
-        "echo": (False,),
     }
 
-    messages: SkipValidation[Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
 
     @property
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """Return the messages for the chat template. Raises ApiError."""
-        entries: Any = self.messages
-        if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_MESSAGES:
-            found = f"; there are {len(entries)}" if isinstance(entries, list) else ""
-            message = f"messages: must be an array of at least 1 and at most {MAX_MESSAGES} messages{found}"
-            raise ApiError(400, message, param="messages", code="invalid_value")
-        return [plain_message(entry, f"messages[{i}]") for i, entry in enumerate(entries)]
+    def conversation(self) -> Conversation:
+        """Return what makes the prompt."""
+        return Conversation(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+            documents=self.documents,
+        )
 
     @property
     def token_limit(self) -> int | None:
-        """Return how many tokens may be generated; None: as many as the context holds."""
+        """Return how many tokens may be generated; None: as the model recommends, or as many as the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property

@@ -13,7 +13,7 @@ from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 from treadle.conf.errors import ConfigError
-from treadle.conf.load import compose, model_overrides
+from treadle.conf.load import check_sweep, compose, model_overrides
 from treadle.conf.schema import GROUPS, Deployment
 
 
@@ -55,6 +55,16 @@ def test_auto_may_be_said_where_null_means_it():
     deployment = compose(["preset=laptop", "model.max_len=auto", "hardware.threads=auto"])
     assert deployment.model.max_len is None
     assert deployment.hardware.threads is None
+
+
+def test_null_is_no_preset_and_no_recipe():
+    assert compose(["preset=null", "bench=null"]) == compose()
+    assert compose(["preset=laptop", "preset=null"]) == compose()
+    assert compose(["preset=null", "preset=laptop"]) == compose(["preset=laptop"])
+    assert "preset=null" not in refused("kv=null")
+    assert refused("model=null").startswith("model=null: no such choice; model has ")
+    with pytest.raises(ConfigError, match="null is not one of several values"):
+        check_sweep(["preset=null,laptop"])
 
 
 def test_keys_of_the_free_mapping_need_no_plus():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.conf.size import format_bytes, parse_bytes, parse_share, spell_bytes
+from treadle.conf.size import body_bytes, format_bytes, parse_bytes, parse_share, spell_bytes
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,7 @@ def test_a_share(text, share):
 @pytest.mark.parametrize("text", ["0%", "101%", "-1%", "90", "%", "auto"])
 def test_no_share(text):
     assert parse_share(text) is None
+
+
+def test_a_body_has_room_for_a_context_of_ids():
+    assert body_bytes(100_000) > len(str(list(range(100_000, 200_000))))

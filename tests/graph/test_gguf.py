@@ -2,92 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from oracle import Tiny, tiny
-from torch import Tensor
+from oracle import tiny
+from tiny_gguf import TYPES, permuted, write
 
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, load_spec
-from treadle.graph.gguf import MODEL_TYPES, GGUFSource, unpermute
+from treadle.graph.gguf import GGUFSource, unpermute
 from treadle.graph.source import SourceError, open_source
 from treadle.graph.spec import Attention
-
-TYPES = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16, "Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0, "Q4_1": Type.Q4_1}
-NAMES = {
-    r"model\.embed_tokens\.": "token_embd.",
-    r"model\.norm\.": "output_norm.",
-    r"lm_head\.": "output.",
-    r"model\.layers\.(\d+)\.input_layernorm\.": r"blk.\1.attn_norm.",
-    r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.": r"blk.\1.attn_\2.",
-    r"model\.layers\.(\d+)\.self_attn\.o_proj\.": r"blk.\1.attn_output.",
-    r"model\.layers\.(\d+)\.self_attn\.([qk])_norm\.": r"blk.\1.attn_\2_norm.",
-    r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.": r"blk.\1.ffn_\2.",
-}
-PLAIN = {r"model\.layers\.(\d+)\.post_attention_layernorm\.": r"blk.\1.ffn_norm."}
-SANDWICH = {
-    r"model\.layers\.(\d+)\.post_attention_layernorm\.": r"blk.\1.post_attention_norm.",
-    r"model\.layers\.(\d+)\.pre_feedforward_layernorm\.": r"blk.\1.ffn_norm.",
-    r"model\.layers\.(\d+)\.post_feedforward_layernorm\.": r"blk.\1.post_ffw_norm.",
-}
-
-
-def permuted(tensor: Tensor, heads: int) -> Tensor:
-    """What llama.cpp's conversion does to q and k of the llama architecture."""
-    rows = tensor.shape[0]
-    return tensor.reshape(heads, 2, rows // heads // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-
-
-def write(model: Tiny, path: Path, architecture: str, kind: str = "F32", **metadata: Any) -> Path:
-    """Write the file that llama.cpp's conversion would make of a directory."""
-    source, config = open_source(model.path), model.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    if (head_dim := config.get("head_dim")) is not None:
-        writer.add_key_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    rope = config["rope_parameters"]
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if config.get(key):
-            getattr(writer, f"add_{key}")(config[key])
-    writer.add_token_list([f"<{i}>" for i in range(config["vocab_size"])])
-    writer.add_eos_token_id(2)
-    for key, value in metadata.items():
-        writer.add_string(key.replace("__", "."), value) if isinstance(value, str) else writer.add_float32(
-            key.replace("__", "."), value
-        )
-    for name in source.tensors:
-        tensor = source.read(name).float()
-        if architecture == "llama" and (match := re.search(r"self_attn\.([qk])_proj", name)):
-            tensor = permuted(tensor, config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"])
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            tensor = tensor + 1
-        rules = NAMES | (SANDWICH if architecture in ("gemma2", "gemma3") else PLAIN)
-        renamed = next(re.sub(pattern, to, name) for pattern, to in rules.items() if re.match(pattern, name))
-        array = tensor.contiguous().numpy()
-        stored = TYPES[kind] if tensor.ndim == 2 else Type.F32
-        writer.add_tensor(renamed, gguf.quants.quantize(array, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -105,7 +35,7 @@ def test_types_dequantise_as_gguf_does(kind: str, tmp_path: Path) -> None:
         expected = unpermute(expected, heads) if heads else expected
         made = file.read(name)
         assert torch.equal(made.float(), expected), name
-        assert float((made.float() - exact).abs().max()) <= (0.0 if kind == "F32" else 0.3)
+        assert float((made.float() - exact).abs().max()) <= (0.0 if kind == "F32" else 0.8)
     file.close()
     assert torch.equal(file.read("lm_head.weight"), file.read("lm_head.weight"))
 
@@ -208,9 +138,9 @@ def test_types_and_architectures_that_are_not_read_are_named(tmp_path: Path) -> 
         open_source(path)
     content = bytearray(write(tiny("llama"), path, "llama").read_bytes())
     place = content.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8
-    content[place] = 14
+    content[place] = 40
     path.write_bytes(content)
-    with pytest.raises(SourceError, match=r"m\.gguf: blk\.1\.ffn_up\.weight is Q6_K; types that can be read: F32"):
+    with pytest.raises(SourceError, match=r"m\.gguf: blk\.1\.ffn_up\.weight is NVFP4; types that can be read: F32"):
         open_source(path)
 
 
@@ -235,10 +165,6 @@ def test_a_long_vocabulary_opens_quickly(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     started = time.perf_counter()
-    with pytest.raises(SourceError, match=r"no llama\.attention\.head_count in the metadata"):
+    with pytest.raises(SourceError, match=r"no llama\.embedding_length in the metadata"):
         GGUFSource(path)
     assert time.perf_counter() - started < 2.0
-
-
-def test_every_architecture_has_a_family() -> None:
-    assert {family_for({"model_type": kind}) for kind in MODEL_TYPES.values()} == set(MODEL_TYPES.values())

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +27,8 @@ from treadle.serve.server import Plan, serve
 VOCAB = 258
 EOS = 256
 MAX_LEN = 2048
-OPTIONS = {"slots": 4, "step_s": 0.0, "load_s": 0.0, "max_queue": 64, "fail": None, "drain_s": 20.0, "api_key": None}
+OPTIONS = {"slots": 4, "step_s": 0.0, "load_s": 0.0, "max_queue": 64, "fail": None, "drain_s": 20.0}
+SERVE = [spec.name for spec in fields(ServeConfig)]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 )
@@ -86,13 +88,27 @@ class RepeatEngine:
         return outputs
 
     def _output(self, request: Request, token: int, count: int, reason) -> Output:
-        wanted = request.params.logprobs
-        top = [(token + i) % VOCAB for i in range(wanted or 0)]
-        logprobs = None if wanted is None else [TokenLogprob(-0.5, 1, top, [-0.5 - i for i in range(len(top))])]
+        wanted, of_prompt = request.params.logprobs, request.params.prompt_logprobs
+        logprobs = None if wanted is None else [self._logprob(token, -0.5, wanted)]
+        prompt = None
+        if of_prompt is not None and count == 0:
+            prompt = [self._logprob(each, -0.25 * i, of_prompt) for i, each in enumerate(request.prompt[1:], start=1)]
         cached = 3 if count == 0 else 0
         return Output(
-            id=request.id, token_ids=[token], logprobs=logprobs, finish_reason=reason, num_cached_tokens=cached
+            id=request.id,
+            token_ids=[token],
+            logprobs=logprobs,
+            prompt_logprobs=prompt,
+            finish_reason=reason,
+            num_cached_tokens=cached,
+            queue_s=0.0 if count == 0 else None,
         )
+
+    @staticmethod
+    def _logprob(token: int, logprob: float, count: int) -> TokenLogprob:
+        """The token itself is the likeliest, and the ones behind it follow."""
+        top = [(token + i) % VOCAB for i in range(count)]
+        return TokenLogprob(logprob, 1, top, [logprob - i for i in range(count)])
 
     def stats(self) -> Stats:
         return Stats(num_running=len(self.running), num_waiting=len(self.waiting), steps=self.steps, pages_total=10)
@@ -115,7 +131,7 @@ def _byte(char: str) -> int:
 
 
 def run_server(options: dict) -> int:
-    config = ServeConfig(port=0, drain_s=options["drain_s"], api_key=options["api_key"])
+    config = ServeConfig(port=0, **{key: options[key] for key in SERVE if key in options})
     plan = Plan(
         config=config,
         name="fake",

@@ -19,7 +19,20 @@ def test_command_overrides_options_and_words_are_taken_apart():
     assert found.command is not None
     assert found.command.name == "generate"
     assert found.overrides == ["model=hf", "model.path=x"]
-    assert found.options == {"prompt": "Once upon a time", "max_tokens": 7, "temperature": 0.5, "seed": None}
+    given = {"prompt": "Once upon a time", "max_tokens": 7, "temperature": 0.5}
+    assert found.options == given | {"seed": None, "input": None, "output": None}
+
+
+def test_an_option_may_be_written_like_an_override():
+    found = parse(["generate", "input=in.jsonl", "output=out.jsonl", "max_tokens=7", "kv.page_tokens=8"])
+    assert found.overrides == ["kv.page_tokens=8"]
+    assert (found.options["input"], found.options["output"], found.options["max_tokens"]) == (
+        "in.jsonl",
+        "out.jsonl",
+        7,
+    )
+    assert parse(["serve", "output=x"]).overrides == ["output=x"], "another command's"
+    assert "it takes int" in refused("generate max_tokens=many")
 
 
 def test_after_two_dashes_everything_is_words():

@@ -86,8 +86,8 @@ def test_a_pipelining_client_that_leaves_frees_its_slot(start):
     server = start(step_s=0.005)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request(stream=False) * 3)
-        server.wait_gauge("treadle:requests_running", 1)
-    server.wait_gauge("treadle:requests_running", 0, limit_s=1.0)
+        server.wait_gauge("vllm:num_requests_running", 1)
+    server.wait_gauge("vllm:num_requests_running", 0, limit_s=1.0)
 
 
 def test_a_request_behind_another_is_not_read(server):

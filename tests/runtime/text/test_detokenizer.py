@@ -1,6 +1,7 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_text import tiny_tokenizer
+from tiny_text import piece_tokenizer, tiny_tokenizer
 
 from treadle.runtime.text.detokenizer import Detokenizer, StopStrings
 
@@ -32,6 +33,29 @@ def test_any_tokens_join_to_what_decode_gives(ids, skip):
     joined = "".join(detokenizer.feed(i) for i in ids)
     whole = tokenizer.decode(ids, skip)
     assert whole == joined or (whole.startswith(joined) and whole[len(joined) :] == "\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+@given(st.data())
+def test_bytes_of_any_pieces_join_to_what_decode_gives(kind, data):
+    tokenizer = piece_tokenizer(kind)
+    # Bytes that begin, continue and break code points, beside whole pieces.
+    likely = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in (0x41, 0x80, 0xA9, 0xC3, 0xE6, 0x97, 0xA5, 0xF0, 0x9F)]
+    ids = data.draw(st.lists(st.sampled_from(likely) | st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    for skip in (True, False):
+        detokenizer = Detokenizer(tokenizer, skip)
+        joined, whole = "".join(detokenizer.feed(i) for i in ids), tokenizer.decode(ids, skip)
+        assert whole == joined or (whole.startswith(joined) and whole[len(joined) :] == "\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
+def test_valid_text_streams_whole_through_byte_fallback(kind, text):
+    tokenizer = piece_tokenizer(kind)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [detokenizer.feed(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
 
 
 def test_a_literal_replacement_character_is_not_held():

@@ -1,10 +1,11 @@
 import json
 
 import pytest
-from tiny_text import TEMPLATE, tiny_tokenizer, write_directory
+from tiny_text import TEMPLATE, gguf_metadata, tiny_tokenizer, trained, write_directory
 
 from treadle.runtime.text.directory import tokenizer_from_directory
 from treadle.runtime.text.tokenizer import TokenizerError
+from treadle.runtime.text.vocabulary import tokenizer_from_gguf
 
 
 def write(path, value):
@@ -23,7 +24,6 @@ def test_reads_what_the_files_say(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2, 0))
     assert tokenizer.chat_template == TEMPLATE
     assert tokenizer.facts.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    assert tokenizer.facts.sampling == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def test_end_comes_from_config_json_without_a_generation_config(tmp_path):
@@ -72,9 +72,52 @@ def test_chat_templates_from_lists_and_files(tmp_path):
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(TokenizerError, match=r"model\.path=.*: no tokenizer.json .*; it has tokenizer.model"):
+    with pytest.raises(TokenizerError, match=r"model\.path=.*: no tokenizer.json, tokenizer.model, or vocab.json"):
         tokenizer_from_directory(tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"it has tekken.json"):
+        tokenizer_from_directory(tmp_path)
+
+
+def write_merges(directory, **config):
+    """The files that a vocabulary had before there was tokenizer.json."""
+    model = json.loads(trained())["model"]
+    write(directory / "vocab.json", model["vocab"])
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]
+    (directory / "merges.txt").write_text("\n".join(lines) + "\n")
+    write(directory / "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer", **config})
+    return directory
+
+
+def test_vocabulary_and_merges_without_tokenizer_json(tmp_path):
+    new = tiny_tokenizer().vocab_size
+    write(tmp_path / "added_tokens.json", {"<think>": new})
+    tokenizer = tokenizer_from_directory(write_merges(tmp_path, eos_token="<|im_end|>"))
+    text = "the dogs don't 12 日本"
+    assert tokenizer.encode(text) == tokenizer_from_gguf(gguf_metadata(pre="qwen2")).encode(text)
+    assert tokenizer.encode("<think><|im_end|>") == [new, 2]
+    assert (tokenizer.eos_ids, tokenizer.special_ids) == ((2,), {2})
+
+
+def test_merges_whose_cut_is_unknown_are_refused(tmp_path):
+    write_merges(tmp_path, tokenizer_class="OddTokenizer")
+    with pytest.raises(TokenizerError, match=r"tokenizer_class OddTokenizer: how this class cuts.*GPT2Token"):
+        tokenizer_from_directory(tmp_path)
+    write_merges(tmp_path)
+    (tmp_path / "merges.txt").write_text("zzz yyy\n")
+    with pytest.raises(TokenizerError, match=r"merges.txt: does not fit vocab.json"):
+        tokenizer_from_directory(tmp_path)
+    write(tmp_path / "vocab.json", {"a": 1})
+    with pytest.raises(TokenizerError, match=r"vocab.json: ids are not 0, 1, 2"):
+        tokenizer_from_directory(tmp_path)
+
+
+def test_a_token_of_the_vocabulary_that_is_declared_is_read_as_it_is_written(tmp_path):
+    the = tiny_tokenizer().token_id("Ġthe")
+    write_directory(tmp_path, added_tokens_decoder={str(the): {"content": "Ġthe", "special": True}})
+    tokenizer = tokenizer_from_directory(tmp_path)
+    assert tokenizer.encode("Ġthe") == [the]
+    assert the in tokenizer.special_ids
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 1}'])

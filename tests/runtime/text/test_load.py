@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_text import gguf_metadata, tiny_tokenizer, write_directory
 
+from treadle.conf.errors import ConfigError
 from treadle.graph.source import DummySource
 from treadle.runtime.text.load import byte_tokenizer, load_tokenizer
 from treadle.runtime.text.template import chat_template
@@ -39,3 +40,22 @@ def test_a_model_without_files_can_chat():
     facts = load_tokenizer(DummySource({})).facts
     template = chat_template(facts.chat_templates, facts.template_tokens)
     assert template.render([{"role": "user", "content": "hi"}]) == "user: hi\nassistant:"
+
+
+def test_sampling_defaults_are_the_parameters_that_requests_have():
+    facts = load_tokenizer(gguf(), {"temperature": 0.6, "top_k": 20, "max_tokens": 99}).facts
+    assert facts.sampling == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
+    assert load_tokenizer(gguf()).facts.sampling == {}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"temprature": 1}, r"model\.sampling\.temprature=1: no such .*did you mean model\.sampling\.temperature"),
+        ({"top_p": 1.5}, r"model\.sampling\.top_p: .*outside.*model\.generation_config=none"),
+        ({"temperature": "hot"}, r"model\.sampling\.temperature: "),
+    ],
+)
+def test_sampling_defaults_that_no_request_may_have_are_refused(sampling, message):
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(gguf(), sampling)

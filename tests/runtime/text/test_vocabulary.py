@@ -2,7 +2,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_text import gguf_metadata, tiny_tokenizer, trained
+from tiny_text import PIECES, gguf_metadata, piece_metadata, piece_tokenizer, tiny_tokenizer, trained
 
 from treadle.runtime.text.pretokenizer import PRE_TOKENIZERS
 from treadle.runtime.text.tokenizer import TokenizerError
@@ -52,6 +52,19 @@ def test_facts_come_from_the_metadata():
     assert named.facts.chat_templates["tool_use"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ending"),
+    [(["<|end|>"], ["<|end|>"]), (["<|end|>", "<|call|>", "<|return|>"], ["<|call|>", "<|return|>"])],
+)
+def test_the_end_of_a_message_ends_an_answer_unless_answers_have_several(tokens, ending):
+    metadata = gguf_metadata()
+    first = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *tokens]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *[3] * len(tokens)]
+    ends = tokenizer_from_gguf(metadata).eos_ids
+    assert [tokens[i - first] for i in ends if i >= first] == ending
+
+
 def test_bos_is_added_when_the_file_or_the_family_says_so():
     assert tiny_tokenizer().encode("the")[0] != 1
     assert tokenizer_from_gguf(gguf_metadata(**{"tokenizer.ggml.add_bos_token": True})).encode("the")[0] == 1
@@ -85,34 +98,17 @@ def test_refusals_name_the_key(changes, message):
         tokenizer_from_gguf(gguf_metadata(**changes))
 
 
-PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab", "bb", "▁▁"]
+def test_a_count_of_types_that_does_not_fit_is_refused():
+    with pytest.raises(TokenizerError, match=r"token_type has 1 entries for \d+ tokens"):
+        tokenizer_from_gguf(piece_metadata(**{"tokenizer.ggml.token_type": [1]}))
 
 
-def sentence_piece(add_space: bool):
-    first_byte = PIECES.index("<0x00>")
-    types = [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - first_byte - 256)]
-    scores = [0.0] * (first_byte + 256) + [-float(i) for i in range(len(PIECES) - first_byte - 256)]
-    return tokenizer_from_gguf(
-        {
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": PIECES,
-            "tokenizer.ggml.scores": scores,
-            "tokenizer.ggml.token_type": types,
-            "tokenizer.ggml.bos_token_id": 1,
-            "tokenizer.ggml.eos_token_id": 2,
-            "tokenizer.ggml.add_space_prefix": add_space,
-        }
-    )
-
-
-def test_sentence_piece_merges_the_best_score_first():
-    tokenizer = sentence_piece(add_space=False)
-    assert [PIECES[i] for i in tokenizer.encode("abb ab  a")] == ["<s>", "ab", "b", "▁ab", "▁▁", "a"]
-
-
-def test_sentence_piece_falls_back_to_bytes():
-    tokenizer = sentence_piece(add_space=True)
-    ids = tokenizer.encode("ab é")
-    assert [PIECES[i] for i in ids] == ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>"]
-    assert tokenizer.token_bytes(ids[-1]) == b"\xa9"
-    assert tokenizer.decode(ids) == " ab é"
+def test_sentence_piece_vocabularies():
+    text = "ab ab<tool>é日"
+    wanted = ["<s>", "ab", "▁ab", "<tool>", "é", "<0xE6>", "<0x97>", "<0xA5>"]
+    assert [PIECES[i] for i in piece_tokenizer().encode(text)] == wanted
+    likely = ["ab", "▁", "ab", *wanted[3:]]
+    assert [PIECES[i] for i in piece_tokenizer("t5").encode(text)] == likely, "no beginning unless the file says so"
+    spaced = tokenizer_from_gguf(piece_metadata(**{"tokenizer.ggml.add_space_prefix": True}))
+    assert [PIECES[i] for i in spaced.encode("ab")] == ["<s>", "▁ab"]
+    assert (spaced.bos_id, spaced.eos_ids) == (1, (2,))

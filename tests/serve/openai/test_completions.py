@@ -132,6 +132,7 @@ def test_logprobs_cover_text_that_is_held_back(server):
         ({"top_p": 0}, "top_p", "(0, 1]"),
         ({"top_k": 10**30}, "top_k", "258"),
         ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens", "1"),
         ({"max_tokens": 2048}, "max_tokens", "2045"),
         ({"max_tokens": 10**40}, "max_tokens", "2045"),
         ({"min_tokens": 17}, "min_tokens", "16"),
@@ -141,12 +142,23 @@ def test_logprobs_cover_text_that_is_held_back(server):
         ({"stop": [""]}, "stop", "16"),
         ({"stop": ["x"] * 17}, "stop", "16"),
         ({"stop_token_ids": [300]}, "stop_token_ids", "258"),
-        ({"n": 2}, "n", "1"),
+        ({"n": 1025}, "n", "68"),
+        ({"n": True}, "n", "integer"),
         ({"best_of": 2}, "best_of", "1"),
-        ({"echo": True}, "echo", "false"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"echo": "yes"}, "echo", "boolean"),
+        ({"logit_bias": {"258": 1}}, "logit_bias", "258"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {"5": "a"}}, "logit_bias", "number"),
         ({"suffix": "x"}, "suffix", "not supported"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "[-2, 2]"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "(0, 100]"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
+        ({"bad_words": [5]}, "bad_words[0]", "string"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        ({"echo": True, "logprobs": 1, "n": 2, "stream": True}, "n", "stream"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "not supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown"),
         ({"prompt": ""}, "prompt", "at least one token"),
@@ -231,7 +243,7 @@ def test_bad_requests_do_not_disturb_a_stream(start):
     alone = post(server, body).json()["choices"][0]["text"]
 
     async def attack(client):
-        bodies = [b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "x", "n": 3}', b'{"prompt": "\x01"}', b"\x00" * 1000]
+        bodies = [b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "x", "n": 0}', b'{"prompt": "\x01"}', b"\x00" * 1000]
         for raw in bodies * 4:
             answer = await client.post(f"{server.url}/v1/completions", content=raw)
             assert answer.status_code == 400

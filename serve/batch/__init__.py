@@ -1,0 +1,1 @@
+"""``treadle generate input=FILE output=FILE``: many prompts from a file, resumable."""

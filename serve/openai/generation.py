@@ -1,0 +1,135 @@
+"""The fields that both generation endpoints take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from treadle.runtime.request import SamplingParams
+from treadle.serve.errors import ApiError
+from treadle.serve.openai.fields import Fields, check_known
+
+Ids = Annotated[list[int], Field(fail_fast=True)]
+MAX_ID = 200
+"""characters of a request's id"""
+
+
+class StreamOptions(BaseModel):
+    """How a stream reports usage."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """every chunk has the usage so far"""
+    include_obfuscation: bool = False
+
+
+class GenerationFields(Fields):
+    """Fields of both /v1/completions and /v1/chat/completions."""
+
+    hints: ClassVar[frozenset[str]] = frozenset(
+        ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+    )
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "priority": (0,),
+        "cache_salt": (),
+        "session_id": (),
+        "kv_transfer_params": ({},),
+        "vllm_xargs": ({},),
+        "mm_processor_kwargs": ({},),
+    }
+
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Ids | None = None
+    truncate_prompt_tokens: int | None = None
+    echo: bool = False
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """tokens of log-probabilities are called token_id:5"""
+    add_special_tokens: bool | None = None
+    request_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @classmethod
+    def refuse_unknown(cls, fields: Mapping[str, Any]) -> None:
+        """Raise ApiError for the first field of a body that is unknown, or known and not supported."""
+        super().refuse_unknown(fields)
+        options = fields.get("stream_options")
+        if options is not None and not fields.get("stream"):
+            raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+        if isinstance(options, Mapping):
+            for name in options:
+                check_known(name, StreamOptions.model_fields, "stream_options.")
+        if fields.get("stream") and fields.get("prompt_logprobs") is not None:
+            message = "prompt_logprobs is only allowed without stream=true; /v1/completions streams them with echo"
+            raise ApiError(400, message, param="prompt_logprobs", code="invalid_value")
+        if (
+            fields.get("stream")
+            and fields.get("echo")
+            and fields.get("logprobs") is not None
+            and fields.get("n") not in (None, 1)
+        ):
+            message = "echo with logprobs and several answers is only allowed without stream=true"
+            raise ApiError(400, message, param="n", code="invalid_value")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
+
+    def sampling(
+        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        """Return the sampling parameters: the request's values, else the model's ``defaults``, else SamplingParams'.
+
+        A ``max_tokens`` of None is the default's, and then as many as the context holds.
+        """
+        max_tokens = defaults.get("max_tokens") if max_tokens is None else max_tokens
+        given = {name: value for name in _PARAMS if (value := getattr(self, name)) is not None}
+        limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+        return SamplingParams(**{**defaults, **given, **limits})
+
+
+_PARAMS = sorted(
+    (GenerationFields.model_fields.keys() & set(SamplingParams.__struct_fields__)) - {"max_tokens", "prompt_logprobs"}
+)
+"""fields that are handed on as they are"""
