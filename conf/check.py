@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.recipe import read_recipe
-from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment
+from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment, PassesConfig
 from treadle.conf.secret import opens
 from treadle.conf.size import parse_bytes, parse_share
 
@@ -117,12 +117,33 @@ def _check_passes(deployment: Deployment) -> None:
             value="int8",
             nearest=["passes.quantize=none", f"passes.order={works}"],
         )
+    if passes.deterministic:
+        _check_deterministic(passes)
     if passes.kernels == "reference" and passes.quantize == "int8":
         raise ConfigError(
             "reference kernels compute with unquantized weights",
             key="passes.quantize",
             value="int8",
             nearest=["passes.quantize=none", "passes.kernels=auto"],
+        )
+
+
+def _check_deterministic(passes: PassesConfig) -> None:
+    """Raise ConfigError for choices under which a row's result depends on more than the row."""
+    if passes.kernels == "reference":
+        raise ConfigError(
+            "reference kernels add in an order that depends on the batch",
+            key="passes.kernels",
+            value="reference",
+            nearest=["passes.kernels=auto", "passes.deterministic=false"],
+        )
+    if not passes.compile or "compile" not in passes.order:
+        works = _spell_order([name for name in PASSES if name in {*passes.order, "compile"}])
+        raise ConfigError(
+            "with passes.deterministic, bodies must be compiled: op by op, torch rounds by the place of a row",
+            key="passes.compile" if not passes.compile else "passes.order",
+            value="false" if not passes.compile else _spell_order(passes.order),
+            nearest=["passes.compile=true" if not passes.compile else f"passes.order={works}"],
         )
 
 

@@ -207,6 +207,12 @@ class PassesConfig:
     kernels: str = field(
         default="auto", metadata=_about("reference: plain torch everywhere", choices=("auto", "reference"))
     )
+    deterministic: bool = field(
+        default=False,
+        metadata=_about(
+            "the same bits for a request whatever runs beside it, is in the prefix cache, or cuts its prompt; slower"
+        ),
+    )
     measure: bool = field(
         default=True, metadata=_about("on a GPU, time the kernels that could do a call and take the fastest")
     )

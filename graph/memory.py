@@ -13,6 +13,7 @@ from treadle.conf.errors import ConfigError
 from treadle.conf.size import format_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.footprint import (
+    INVARIANT_ROWS,
     MemoryRow,
     history_row,
     kv_state,
@@ -41,6 +42,8 @@ class Workload:
     dtype: str
     quantize: str = "none"
     """none or int8"""
+    deterministic: bool = False
+    """whether steps are computed in blocks of INVARIANT_ROWS on a GPU"""
     page_tokens: int = 16
     max_num_seqs: int
     max_len: int | None = None
@@ -112,6 +115,12 @@ def plan_memory(spec: ModelSpec, weights: Mapping[str, WeightInfo], workload: Wo
     return _Planner(spec, weights, workload).plan()
 
 
+def step_rows(work: Workload) -> tuple[int, int]:
+    """Return how many rows of logits, and tokens, a step computes at most: in whole blocks where it works in blocks."""
+    block = INVARIANT_ROWS if work.deterministic and work.device == "cuda" else 1
+    return -(-work.max_num_seqs // block) * block, -(-work.max_step_tokens // block) * block
+
+
 class _Planner:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
         self.spec, self.weights, self.work = spec, weights, work
@@ -119,7 +128,7 @@ class _Planner:
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
-            *workspace_rows(spec, work.dtype, work.quantize, work.device, work.max_num_seqs, work.max_step_tokens),
+            *workspace_rows(spec, work.dtype, work.quantize, work.device, *step_rows(work)),
             runtime_row(work.device),
         ]
 

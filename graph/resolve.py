@@ -95,9 +95,15 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
     assert scheduler.max_num_seqs is not None
     assert scheduler.max_step_tokens is not None
+    deterministic = deployment.passes.deterministic
     passes = replace(
         deployment.passes,
         quantize=_quantize(deployment, source, hardware),
+        # What was fastest may differ from one start to the next.
+        measure=deployment.passes.measure and not deterministic,
+        # For programs of few tokens, of which there is none.
+        fuse_linear_add=deployment.passes.fuse_linear_add and not deterministic,
+        fuse_norm_gated=deployment.passes.fuse_norm_gated and not deterministic,
         compile_cache=deployment.passes.compile_cache or str(cache_dir() / "compiled"),
     )
     plan = plan_memory(
@@ -107,6 +113,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             processors=bool(installed_processors()),
             dtype=dtype,
             quantize=passes.quantize,
+            deterministic=deterministic,
             page_tokens=deployment.kv.page_tokens,
             max_num_seqs=scheduler.max_num_seqs,
             max_len=model.max_len,

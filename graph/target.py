@@ -19,5 +19,7 @@ class Target:
     page_tokens: int = 16
     kernels: str = "auto"
     """"auto", or "reference": plain torch only"""
+    deterministic: bool = False
+    """only kernels whose result for a row depends on that row alone, to the last bit"""
     max_tokens: int | None = None
     """tokens of the largest step that this lowering serves; None: any number"""

@@ -140,6 +140,7 @@ register(
         inline=False,
         supports=_supports,
         priority=10,
+        invariant=True,
     )
 )
-register_triton("cache_write", "cache_write_triton", _one_type)
+register_triton("cache_write", "cache_write_triton", _one_type, invariant=True)

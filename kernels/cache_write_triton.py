@@ -173,8 +173,12 @@ def _write(
     plus_one: bool = False,
     cast: str = "after",
     pdl: bool = False,
+    invariant: bool = False,
 ) -> Tensor | None:
-    """Launch the kernel; None for ``q``, ``table`` or an empty ``kind`` leave that part out."""
+    """Launch the kernel; None for ``q``, ``table`` or an empty ``kind`` leave that part out.
+
+    ``invariant``: in blocks that do not depend on the number of tokens.
+    """
     assert page_table.dtype is seq_ids.dtype is torch.int32
     assert positions.dtype is layer_offset.dtype is torch.int64
     k, v = rows_contiguous(k), rows_contiguous(v)
@@ -188,7 +192,8 @@ def _write(
         return out
     heads = 0 if q is None else q.shape[1]
     rotated = 0 if table is None else table.shape[1]
-    block_heads = 1 if tokens <= FEW_TOKENS else min(8, triton.next_power_of_2(max(heads, kv_heads)))
+    few = tokens <= FEW_TOKENS and not invariant
+    block_heads = 1 if few else min(8, triton.next_power_of_2(max(heads, kv_heads)))
     chunks = triton.cdiv(heads, block_heads) + 2 * triton.cdiv(kv_heads, block_heads)
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     write_heads[(tokens, chunks)](
@@ -249,9 +254,13 @@ def cache_write(
     page_tokens: int,
     *,
     pdl: bool = False,
+    invariant: bool = False,
 ) -> None:
     """Write ``k`` and ``v`` into the arena. Shapes: as the reference."""
-    _write(None, k, v, None, arena, page_table, seq_ids, positions, layer_offset, page_tokens, pdl=pdl)
+    _write(
+        None, k, v, None, arena, page_table, seq_ids, positions, layer_offset, page_tokens, pdl=pdl,
+        invariant=invariant,
+    )  # fmt: skip
 
 
 def rope_cache_write(
@@ -269,9 +278,13 @@ def rope_cache_write(
     at: str = "head",
     *,
     pdl: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     """Write the rotated ``k`` and ``v``, return the rotated ``q``. Shapes: as the reference."""
-    out = _write(q, k, v, table, arena, page_table, seq_ids, positions, layer_offset, page_tokens, layout, at, pdl=pdl)
+    out = _write(
+        q, k, v, table, arena, page_table, seq_ids, positions, layer_offset, page_tokens, layout, at, pdl=pdl,
+        invariant=invariant,
+    )  # fmt: skip
     assert out is not None
     return out
 
@@ -297,11 +310,12 @@ def norm_rope_cache_write(
     cast: str = "after",
     *,
     pdl: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
     """Write the normed and rotated ``k`` and ``v``, return the normed and rotated ``q``. Shapes: as the reference."""
     out = _write(
         q, k, v, table, arena, page_table, seq_ids, positions, layer_offset, page_tokens, layout, at, q_norm, k_norm,
-        kind, eps, plus_one, cast, pdl,
+        kind, eps, plus_one, cast, pdl, invariant,
     )  # fmt: skip
     assert out is not None
     return out

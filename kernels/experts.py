@@ -21,7 +21,7 @@ from torch import Tensor
 
 from treadle.kernels.activation import activation
 from treadle.kernels.experts_native import run_experts, supports
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
 from treadle.kernels.skinny import DTYPES
 from treadle.kernels.triton_kernel import register_triton
 
@@ -104,12 +104,22 @@ def experts_cpp(
     beta: float = 0.0,
     linear_beta: float = 0.0,
     weigh_input: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
-    """Return ``experts``'s result on a CPU, reading only the experts that are visited. Shapes: as ``experts``."""
+    """Return ``experts``'s result on a CPU, reading only the experts that are visited. Shapes: as ``experts``.
+
+    ``invariant``: in one way for any number of rows.
+    """
     options = (act, gated, limit, alpha, beta, linear_beta)
     return run_experts(
-        x, weights, ids, up, None, up_bias, down, None, down_bias, 0, expert_activation, options, weigh_input
-    )
+        x, weights, ids, up, None, up_bias, down, None, down_bias, 0, expert_activation, options, weigh_input,
+        invariant=invariant,
+    )  # fmt: skip
+
+
+def _invariant(*args: Any) -> Tensor:
+    return experts_cpp(*args, invariant=True)
 
 
 def _of_one_dtype(target: Target, attrs: Mapping[str, Any]) -> bool:
@@ -129,4 +139,15 @@ register(
         priority=10,
     )
 )
-register_triton("experts", "experts_launch", _of_one_dtype)
+register(
+    Kernel(
+        op="experts",
+        name="experts.cpp_invariant",
+        function=define_opaque("experts", "cpp_invariant", _invariant, "cpu"),
+        inline=False,
+        supports=if_deterministic(supports),
+        priority=11,
+        invariant=True,
+    )
+)
+register_triton("experts", "experts_launch", _of_one_dtype, invariant=True)

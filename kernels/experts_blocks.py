@@ -111,6 +111,14 @@ def general(hidden: int, intermediate: int, experts: int, top_k: int, tokens: in
     return Blocks(way, Tile(128, long, 8, 3), Tile(128, wide, 8, 3), rows=128)
 
 
+def choose_invariant(hidden: int, intermediate: int, dtype: torch.dtype) -> Blocks:
+    """Return blocks for any number of tokens, where a row's result may depend on that row alone."""
+    if dtype == torch.float32:
+        return Blocks("ordered", Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
+    long, wide = (max(16, min(64, 1 << (size - 1).bit_length())) for size in (hidden, intermediate))
+    return Blocks("ordered", Tile(64, long, 8, 4), Tile(128, wide, 8, 4), rows=64)
+
+
 def _vector(width: int, rows: int, most: int) -> Tile:
     """Return the tile of a product of single rows: a whole row of weights if ``most`` elements hold one each."""
     whole = max(16, 1 << (width - 1).bit_length())

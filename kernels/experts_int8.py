@@ -5,12 +5,14 @@ The math is that of ``experts`` over weight * scale; activations are not quantis
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from treadle.kernels.experts import expert_activation
 from treadle.kernels.experts_native import by_expert, run_experts, supports
 from treadle.kernels.linear_int8 import dequantize_int8
-from treadle.kernels.registry import Kernel, define_opaque, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, if_deterministic, register, register_reference
 
 
 def experts_int8(
@@ -70,13 +72,22 @@ def experts_int8_cpp(
     beta: float = 0.0,
     linear_beta: float = 0.0,
     weigh_input: bool = False,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
-    """Return ``experts_int8``'s result on a CPU, reading only the experts that are visited."""
+    """Return ``experts_int8``'s result on a CPU, reading only the experts that are visited.
+
+    ``invariant``: in one way for any number of rows.
+    """
     options = (act, gated, limit, alpha, beta, linear_beta)
     return run_experts(
         x, weights, ids, up, up_scale, up_bias, down, down_scale, down_bias, group, expert_activation, options,
-        weigh_input,
+        weigh_input, invariant=invariant,
     )  # fmt: skip
+
+
+def _invariant(*args: Any) -> Tensor:
+    return experts_int8_cpp(*args, invariant=True)
 
 
 register_reference("experts_int8", experts_int8, inline=False)
@@ -88,5 +99,16 @@ register(
         inline=False,
         supports=supports,
         priority=10,
+    )
+)
+register(
+    Kernel(
+        op="experts_int8",
+        name="experts_int8.cpp_invariant",
+        function=define_opaque("experts_int8", "cpp_invariant", _invariant, "cpu"),
+        inline=False,
+        supports=if_deterministic(supports),
+        priority=11,
+        invariant=True,
     )
 )

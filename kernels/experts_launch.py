@@ -17,7 +17,7 @@ from torch import Tensor
 from treadle.graph.expert_rows import blocks_bound
 from treadle.kernels import experts_triton as kernels
 from treadle.kernels.activation_triton import SPELLINGS
-from treadle.kernels.experts_blocks import Blocks, Tile, choose
+from treadle.kernels.experts_blocks import Blocks, Tile, choose, choose_invariant
 from treadle.kernels.experts_order_triton import group_pairs
 from treadle.kernels.skinny import launch_options
 
@@ -43,9 +43,12 @@ def experts(
     weigh_input: bool = False,
     *,
     pdl: bool = False,
+    invariant: bool = False,
     blocks: Blocks | None = None,
 ) -> Tensor:
     """Return ``experts``' result, contiguous; ``blocks`` replace those that would be chosen.
+
+    ``invariant``: in blocks that do not depend on the number of tokens.
 
     Shapes: as the reference's.
     """
@@ -69,6 +72,8 @@ def experts(
         weigh_input=weigh_input,
         pdl=pdl,
     )
+    if invariant:
+        blocks = choose_invariant(hidden, intermediate, x.dtype)
     blocks = blocks or choose(hidden, intermediate, number, top_k, tokens, x.dtype)
     if blocks.way == "vector":
         call.vector(blocks, y)

@@ -69,11 +69,16 @@ def run_experts(
     activate: Activate,
     options: tuple[str, bool, float, float, float, float],
     weigh_input: bool,
+    *,
+    invariant: bool = False,
 ) -> Tensor:
-    """Return ``experts``'s result. ``options`` are those of ``activate``; scales come with int8 weights."""
+    """Return ``experts``'s result. ``options`` are those of ``activate``; scales come with int8 weights.
+
+    ``invariant``: by the C++ kernel always, whose sums have one order however many rows visit an expert.
+    """
     tokens, chosen = ids.shape
     count, channels, inner = down.shape
-    if tokens * chosen > FEW_ROWS * count:
+    if tokens * chosen > FEW_ROWS * count and not invariant:
         product = functools.partial(_product, dtype=x.dtype, group=group)
         up_of, down_of = (functools.partial(product, *each) for each in ((up, up_scale), (down, down_scale)))
         return by_expert(x, weights, ids, count, up_of, up_bias, down_of, down_bias, activate, options, weigh_input)

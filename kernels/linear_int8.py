@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treadle.graph.footprint import INT8_GROUP
 from treadle.kernels import native
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
 from treadle.kernels.triton_kernel import register_triton
 
 if TYPE_CHECKING:
@@ -76,11 +76,19 @@ def _dequantize_entry() -> Callable[..., None]:
 
 def linear_int8_cpp(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
     """Return ``linear_int8``'s result by the C++ kernel. Shapes: as ``linear_int8``; weight and scale contiguous."""
-    outputs, width = weight.shape
-    tokens = x.numel() // width
     x = x.contiguous()
-    if tokens > SKINNY_TOKENS:
+    if x.numel() // weight.shape[1] > SKINNY_TOKENS:
         return _by_blocks(x, weight, scale, bias, group)
+    return _multiply(x, weight, scale, bias, group)
+
+
+def linear_int8_cpp_invariant(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
+    """Return ``linear_int8``'s result by the C++ kernel, in one order of sums for any number of rows."""
+    return _multiply(x.contiguous(), weight, scale, bias, group)
+
+
+def _multiply(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int) -> Tensor:
+    outputs, width = weight.shape
     y = x.new_empty((*x.shape[:-1], outputs))
     _entry()(
         native.DTYPES[x.dtype],
@@ -89,7 +97,7 @@ def linear_int8_cpp(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | Non
         scale.data_ptr(),
         None if bias is None else bias.data_ptr(),
         y.data_ptr(),
-        tokens,
+        x.numel() // width,
         outputs,
         width,
         group,
@@ -131,7 +139,7 @@ def _is_group_of_tensor_cores(target: Target, attrs: Mapping[str, Any]) -> bool:
     return len(dtypes) == 1 and dtypes <= native.DTYPES.keys() and group >= 16 and group & (group - 1) == 0
 
 
-register_reference("linear_int8", linear_int8, inline=True)
+register_reference("linear_int8", linear_int8, inline=True, invariant=False)
 register(
     Kernel(
         op="linear_int8",
@@ -142,4 +150,15 @@ register(
         priority=10,
     )
 )
-register_triton("linear_int8", "linear_int8_triton", _is_group_of_tensor_cores)
+register(
+    Kernel(
+        op="linear_int8",
+        name="linear_int8.cpp_invariant",
+        function=define_opaque("linear_int8", "cpp_invariant", linear_int8_cpp_invariant, "cpu"),
+        inline=False,
+        supports=if_deterministic(_supports),
+        priority=11,
+        invariant=True,
+    )
+)
+register_triton("linear_int8", "linear_int8_triton", _is_group_of_tensor_cores, invariant=True)

@@ -44,6 +44,10 @@ class Int8Blocks:
     stages: int = 3
 
 
+INVARIANT = Int8Blocks(rows=64, outputs=64, columns=64)
+"""For any number of rows, where a row's result may depend on that row alone."""
+
+
 def choose(rows: int, outputs: int) -> Int8Blocks:
     """Return how to cut a product of so many rows of x: small blocks where there are few, to fill a device."""
     if rows <= FEW_ROWS:
@@ -130,13 +134,16 @@ def widen(weight, scale, result, count, GROUP: tl.constexpr, BLOCK: tl.constexpr
 
 def linear_int8(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, group: int, *, pdl: bool = False,
-    blocks: Int8Blocks | None = None,
+    invariant: bool = False, blocks: Int8Blocks | None = None,
 ) -> Tensor:  # fmt: skip
     """Return ``linear_int8``'s result, contiguous; ``blocks`` replaces what would be chosen.
+
+    ``invariant``: one way and one choice for any number of rows.
 
     Shapes: as the reference's; weight and scale contiguous.
     """
     outputs, width = weight.shape
+    blocks = INVARIANT if invariant else blocks
     rows = (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, width)
     if len(rows) > TILED_ROWS and blocks is None:
         return _wide(rows, weight, scale, bias, group).view(*x.shape[:-1], outputs)
@@ -144,7 +151,7 @@ def linear_int8(
     if y.numel() == 0:
         return y
     cut = blocks or choose(len(rows), outputs)
-    is_few = len(rows) <= min(FEW_ROWS, cut.rows)
+    is_few = len(rows) <= min(FEW_ROWS, cut.rows) and not invariant
     grid = (triton.cdiv(outputs, cut.outputs),)
     # The interpreter's bfloat16 arithmetic is wrong.
     exact = triton.knobs.runtime.interpret or x.dtype == torch.float32

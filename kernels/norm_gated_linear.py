@@ -38,5 +38,5 @@ def norm_gated_linear(
     return gated_activation(linear(h, weight, bias), act)
 
 
-register_reference("norm_gated_linear", norm_gated_linear, inline=True)
+register_reference("norm_gated_linear", norm_gated_linear, inline=True, invariant=False)
 register_triton("norm_gated_linear", "linear_triton", skinny("x", "norm_weight", "norm_bias", "weight", "bias"))

@@ -60,4 +60,4 @@ def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
 
 
 register_reference("norm_rope_cache_write", norm_rope_cache_write, inline=False)
-register_triton("norm_rope_cache_write", "cache_write_triton", _supports)
+register_triton("norm_rope_cache_write", "cache_write_triton", _supports, invariant=True)

@@ -5,6 +5,9 @@
 //   and values once, straight from the pages; the spans of a head are then merged (flash decoding).
 // many queries (prefill): a unit is a block of queries of one kv head; keys and values are brought, TILE at a time, into
 //   contiguous fp32 and multiplied by a register-blocked product with a running softmax (flash attention).
+//
+// `one_way`: the second for any number of queries, with tiles at multiples of TILE. What a query adds up, and in which
+// order, then depends on its position alone: keys that it does not see have weight 0 and change no bit.
 #include <vector>
 
 #include "pages.h"
@@ -41,6 +44,7 @@ struct Problem {
     int64_t heads, group;
     float scale, softcap;
     int64_t window, chunk;
+    bool one_way;
 };
 
 // A unit of work.
@@ -306,14 +310,16 @@ INLINE void product(const float* a, int64_t a_stride, const float* b, int64_t b_
         for (int i = 0; i < C; i++) Float32::store(c + r * c_stride + i * LANES, sum[r][i]);
 }
 
-// Keys [low, low + count) as columns of fp32 [k_dim, TILE], values as rows of fp32 [TILE, v_width]; zeros behind.
+// Keys [low + skip, low + count) as columns of fp32 [k_dim, TILE], values as rows of fp32 [TILE, v_width]; zeros
+// around.
 template <class E>
-void gather(const Pages& pages, int64_t sequence, int64_t head, int64_t low, int64_t count, float* keys,
+void gather(const Pages& pages, int64_t sequence, int64_t head, int64_t low, int64_t skip, int64_t count, float* keys,
             float* values) {
     typedef typename E::item item;
     const int64_t k_dim = pages.k_dim, v_dim = pages.v_dim, v_width = padded(v_dim);
     const item* rows[TILE];
-    for (int64_t j = 0; j < count;) {
+    std::memset(values, 0, skip * v_width * sizeof(float));
+    for (int64_t j = skip; j < count;) {
         const int64_t run = pages.run(low + j, low + count);
         const item* k = reinterpret_cast<const item*>(pages.key(sequence, head, low + j));
         const item* v = reinterpret_cast<const item*>(pages.value(sequence, head, low + j));
@@ -328,7 +334,7 @@ void gather(const Pages& pages, int64_t sequence, int64_t head, int64_t low, int
         for (int64_t d = 0; d < k_dim; d += LANES) {
             V block[LANES];
             for (int i = 0; i < LANES; i++)
-                block[i] = j + i < count ? load_upto<E>(rows[j + i] + d, k_dim - d) : zero();
+                block[i] = j + i >= skip && j + i < count ? load_upto<E>(rows[j + i] + d, k_dim - d) : zero();
             transpose(block);
             for (int i = 0; i < least(LANES, k_dim - d); i++) Float32::store(keys + (d + i) * TILE + j, block[i]);
         }
@@ -356,8 +362,9 @@ void prefill_unit(const Problem& p, const Unit& unit) {
     for (int64_t r = 0; r < tall; r++) tops[r] = MINUS_INFINITY, totals[r] = 0.0f;
     const int64_t end = offset + tokens;
     // Starts at the first key that somebody sees: pages before a window may be gone, and 0 * NaN is NaN.
-    for (int64_t low = first_visible(p, most(offset, 0)); low < end; low += TILE) {
-        gather<E>(pages, unit.sequence, unit.head, low, least(TILE, end - low), keys, values);
+    const int64_t first = first_visible(p, most(offset, 0));
+    for (int64_t low = p.one_way ? first / TILE * TILE : first; low < end; low += TILE) {
+        gather<E>(pages, unit.sequence, unit.head, low, most(first - low, 0), least(TILE, end - low), keys, values);
         for (int64_t r = 0; r < rows; r += ROWS) {
             const int64_t last = offset + least(r + ROWS - 1, rows - 1) / p.group;
             if (last < low || first_visible(p, offset + r / p.group) >= low + TILE) continue;
@@ -421,7 +428,7 @@ void run(const Problem& p, int64_t sequences, int64_t tokens, int threads) {
             std::memset(out + start * row_items, 0, queries * row_items * sizeof(item));
             continue;
         }
-        const bool few = queries == 1 || queries * p.group <= FEW_ROWS;
+        const bool few = !p.one_way && (queries == 1 || queries * p.group <= FEW_ROWS);
         const int64_t low = first_visible(p, most(length - queries, 0)) / SPAN * SPAN;
         const int64_t spans = ceil_div(length - low, SPAN);
         for (int32_t h = 0; h < kv_heads; h++) {
@@ -467,13 +474,13 @@ extern "C" void treadle_paged_attention(int dtype, const void* q, int64_t q_stri
                                         const float* slopes,
                                         int64_t sequences, int64_t tokens, int64_t heads, int64_t kv_heads,
                                         int64_t k_dim, int64_t v_dim, int64_t page_tokens, float scale,
-                                        int64_t window, int64_t chunk, float softcap, int threads) {
+                                        int64_t window, int64_t chunk, float softcap, int one_way, int threads) {
     with_dtype(dtype, [&](auto e) {
         typedef decltype(e) E;
         const Pages pages{static_cast<char*>(arena), page_table, table_stride, *layer_offset, page_tokens,
                           kv_heads, k_dim, v_dim, sizeof(typename E::item)};
         const Problem p{q, q_stride, out, sinks, slopes, pages, q_starts, kv_lens, heads, heads / kv_heads,
-                        scale, softcap, window, chunk};
+                        scale, softcap, window, chunk, one_way != 0};
         run<E>(p, sequences, tokens, threads);
     });
 }

@@ -16,8 +16,8 @@ from torch import Tensor
 from treadle.kernels import native
 from treadle.kernels.attention import attend
 from treadle.kernels.cache_write import elements, rows_contiguous
-from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
-from treadle.kernels.triton_kernel import register_triton
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, if_deterministic, register, register_reference
+from treadle.kernels.triton_kernel import register_invariant_triton, register_triton
 
 if TYPE_CHECKING:
     from treadle.graph.target import Target
@@ -69,7 +69,7 @@ def paged_attention(
 @functools.cache
 def _entry() -> Callable[..., None]:
     p, n, i, f = native.POINTER, native.LONG, native.INT, native.FLOAT
-    types = (i, p, n, p, p, p, n, p, p, p, p, p, n, n, n, n, n, n, n, f, n, n, f, i)
+    types = (i, p, n, p, p, p, n, p, p, p, p, p, n, n, n, n, n, n, n, f, n, n, f, i, i)
     return native.function("paged_attention", "treadle_paged_attention", types)
 
 
@@ -89,8 +89,13 @@ def paged_attention_cpp(
     softcap: float = 0.0,
     chunk: int = 0,
     slopes: Tensor | None = None,
+    *,
+    one_way: bool = False,
 ) -> Tensor:
-    """Return ``paged_attention``'s result by the C++ kernel. Shapes: as ``paged_attention``."""
+    """Return ``paged_attention``'s result by the C++ kernel; ``one_way``: alike for chunks of any length.
+
+    Shapes: as ``paged_attention``.
+    """
     assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
     assert layer_offset.dtype is torch.int64
     q = rows_contiguous(q)
@@ -122,13 +127,23 @@ def paged_attention_cpp(
         window,
         chunk,
         softcap,
+        one_way,
         torch.get_num_threads(),
     )
     return out
 
 
+def _one_way(*args: Any) -> Tensor:
+    return paged_attention_cpp(*args, one_way=True)
+
+
 def _known_type(target: Target, attrs: Mapping[str, Any]) -> bool:
     return dtypes_of(target, attrs, "q") <= native.DTYPES.keys()
+
+
+def _plain(target: Target, attrs: Mapping[str, Any]) -> bool:
+    """Whether keys are seen by distance alone: the invariant kernel knows neither chunks nor ALiBi's slopes."""
+    return _known_type(target, attrs) and not attrs.get("chunk") and "slopes" not in attrs.get("dtypes", {})
 
 
 def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
@@ -146,4 +161,16 @@ register(
         priority=10,
     )
 )
+register(
+    Kernel(
+        op="paged_attention",
+        name="paged_attention.cpp_invariant",
+        function=define_opaque("paged_attention", "cpp_invariant", _one_way, "cpu"),
+        inline=False,
+        supports=if_deterministic(_supports),
+        priority=11,
+        invariant=True,
+    )
+)
 register_triton("paged_attention", "paged_attention_launch", _known_type)
+register_invariant_triton("paged_attention", "paged_attention_invariant", _plain)

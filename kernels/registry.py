@@ -78,6 +78,9 @@ class Kernel:
     """asked with the target and the node's constant attributes, beside ``dtypes``: torch.dtype by argument name"""
     priority: int
     """the highest that is supported wins where nothing was measured; references have 0"""
+    invariant: bool = False
+    """a row's result depends on that row, and the history it may see, alone: what else is in the step, where the row
+    stands in it and how prompts were cut changes no bit. Deterministic targets use no other kernels"""
 
     @property
     def is_reference(self) -> bool:
@@ -90,6 +93,15 @@ def always(target: Target, attrs: Mapping[str, Any]) -> bool:  # noqa: ARG001  (
     return True
 
 
+def if_deterministic(supports: Predicate) -> Predicate:
+    """Return the predicate of a kernel that only deterministic targets have a use for."""
+
+    def asked(target: Target, attrs: Mapping[str, Any]) -> bool:
+        return target.deterministic and supports(target, attrs)
+
+    return asked
+
+
 def register(kernel: Kernel) -> None:
     """Add a kernel. Raises: ValueError if its name is taken, UnknownKernelError if there is no such op."""
     if kernel.op not in ops.SCHEMAS:
@@ -100,14 +112,23 @@ def register(kernel: Kernel) -> None:
     existing.append(kernel)
 
 
-def register_reference(op: str, function: Callable[..., Any], *, inline: bool) -> None:
+def register_reference(op: str, function: Callable[..., Any], *, inline: bool, invariant: bool | None = None) -> None:
     """Make ``function`` the op's reference: what a direct call of the op runs, and its last candidate.
 
-    An op whose reference cannot be traced (``inline`` False) stands in graphs as itself.
+    An op whose reference cannot be traced (``inline`` False) stands in graphs as itself. One that can is ``invariant``
+    once it is compiled, as long as no library multiplies matrices in it.
     """
     ops.implement(op, function)
-    implementation = function if inline else ops.op(op)
-    register(Kernel(op=op, name=f"{op}.reference", function=implementation, inline=inline, supports=always, priority=0))
+    kernel = Kernel(
+        op=op,
+        name=f"{op}.reference",
+        function=function if inline else ops.op(op),
+        inline=inline,
+        supports=always,
+        priority=0,
+        invariant=inline if invariant is None else invariant,
+    )
+    register(kernel)
 
 
 @contextmanager
@@ -141,10 +162,12 @@ def load_all() -> None:
 def candidates(op: str, target: Target, attrs: Mapping[str, Any]) -> list[Kernel]:
     """Return the kernels of ``op`` that support the target and attributes: best first, the reference last.
 
-    Raises: UnknownKernelError if the op has no kernel.
+    A deterministic target may have none. Raises: UnknownKernelError if the op has no kernel.
     """
     reference(op)
     usable = [kernel for kernel in _kernels[op] if kernel.is_reference or kernel.supports(target, attrs)]
+    if target.deterministic:
+        usable = [kernel for kernel in usable if kernel.invariant]
     return sorted(usable, key=lambda kernel: (kernel.is_reference, -kernel.priority, kernel.name))
 
 

@@ -124,6 +124,7 @@ register(
         inline=False,
         supports=_supports,
         priority=10,
+        invariant=True,
     )
 )
-register_triton("rope_cache_write", "cache_write_triton", _plain)
+register_triton("rope_cache_write", "cache_write_triton", _plain, invariant=True)

@@ -118,4 +118,4 @@ def _in_one_kernel(target: Target, attrs: Mapping[str, Any]) -> bool:
 
 
 register_reference("route", route, inline=True)
-register_triton("route", "route_triton", _in_one_kernel)
+register_triton("route", "route_triton", _in_one_kernel, invariant=True)

@@ -191,8 +191,12 @@ def route(
     always: int = 0,
     *,
     pdl: bool = False,
+    invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return weights and ids, of equal choices the lower id first. Shapes: as the reference's."""
+    """Return weights and ids, of equal choices the lower id first. Shapes: as the reference's.
+
+    ``invariant``: in blocks that do not depend on the number of tokens.
+    """
     rows, experts = logits.shape
     weights = logits.new_empty((rows, top_k + always), dtype=torch.float32)
     ids = logits.new_empty((rows, top_k + always), dtype=torch.int32)
@@ -204,7 +208,7 @@ def route(
     padded_groups = triton.next_power_of_2(groups)
     size = triton.next_power_of_2(chosen // groups)
     columns = padded_groups * size
-    each = max(1, min(TILE // columns, triton.next_power_of_2(rows)))
+    each = max(1, TILE // columns if invariant else min(TILE // columns, triton.next_power_of_2(rows)))
     _route[(triton.cdiv(rows, each),)](
         logits, logits if correction is None else correction.contiguous(),
         logits if expert_scale is None else expert_scale.contiguous(), weights, ids,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from treadle.conf.errors import ConfigError
 from treadle.graph import ops
 from treadle.graph.ir import Call, Graph, Level
 from treadle.graph.target import Target
@@ -22,7 +23,8 @@ from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
 class ChooseKernels(Pass):
     """The fastest candidate for the target, or the registry's first where nothing is measured.
 
-    With ``target.kernels`` "reference", plain torch everywhere.
+    With ``target.kernels`` "reference", plain torch everywhere. For a deterministic target invariant kernels alone, of
+    which nothing is measured: what is fastest for one size would not be for another.
     """
 
     level = Level.SHARDED
@@ -31,7 +33,10 @@ class ChooseKernels(Pass):
     """times candidates on the device; None: nothing is measured"""
 
     def __call__(self, graph: Graph) -> Graph:
-        """Return the LOWERED graph: each op an inline torch function or one opaque kernel."""
+        """Return the LOWERED graph: each op an inline torch function or one opaque kernel.
+
+        Raises: ConfigError for an op without a kernel for a deterministic target.
+        """
         registry.load_all()
 
         def edit(editor: BodyEditor, _: Call) -> None:
@@ -46,10 +51,15 @@ class ChooseKernels(Pass):
         name = str(getattr(node.target, "_opname", ""))
         if self.target.kernels == "reference":
             return registry.reference(name)
-        found = registry.candidates(name, self.target, _attributes(node))
+        attributes = _attributes(node)
+        found = registry.candidates(name, self.target, attributes)
+        if not found:
+            raise _unserved(name, self.target.device, attributes)
         if len(found) > 1 and not found[-1].inline:
             # A reference that cannot be traced looks at values on the host: what has it cannot be captured.
             found = found[:-1]
+        if self.target.deterministic:
+            return found[0]
         given = arguments(node)
         if self.stopwatch is None or len(found) == 1 or name in ops.WRITES_STATE or "arena" in given:
             return found[0]
@@ -59,6 +69,17 @@ class ChooseKernels(Pass):
             description = f"{name} {tokens} {[_describe(value, tokens) for value in given.values()]}"
             calls[description] = partial(_random, given, tokens, self.target.device)
         return self.stopwatch.fastest(found, calls)
+
+
+def _unserved(name: str, device: str, attributes: Mapping[str, Any]) -> ConfigError:
+    """Return what to say of an op that no invariant kernel computes."""
+    dtypes = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in attributes["dtypes"].values()}))
+    return ConfigError(
+        f"{name} of {dtypes} has no kernel for {device} that computes a row alike in every step",
+        key="passes.deterministic",
+        value="true",
+        nearest=["passes.deterministic=false"],
+    )
 
 
 def _attributes(node: Node) -> dict[str, Any]:

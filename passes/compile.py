@@ -27,6 +27,8 @@ from treadle.passes.base import Pass
 
 Compiled = Callable[..., Sequence[torch.Tensor]]
 OFF = "passes.compile=false"
+INVARIANT_OPTIONS = ("deterministic", "batch_invariant")
+"""Of inductor, for deterministic targets."""
 
 
 class CompileError(ConfigError):
@@ -66,7 +68,10 @@ class Compile(Pass):
             traced = make_fx(GraphModule(torch.nn.Module(), body.graph), tracing_mode="real")(*inputs)
         compiler = self._compiler()
         types = [graph.shapes.describe(value) for value in values]
-        options = {"cpp.cxx": (compiler,)} if compiler else {}
+        options: dict[str, object] = {"cpp.cxx": (compiler,)} if compiler else {}
+        if self.target.deterministic:
+            # As much as the installed version knows of; without, sizes of blocks are found by timing.
+            options |= {name: True for name in INVARIANT_OPTIONS if hasattr(torch._inductor.config, name)}
         try:
             with torch._inductor.config.patch(options):
                 return load_or_compile(Path(self.cache) / self._key(traced, types, compiler), traced, inputs)

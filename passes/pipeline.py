@@ -59,7 +59,8 @@ def pipeline(
 def _fuse_norm_rope(config: PassesConfig, target: Target) -> FuseNormRope | None:
     """Return the pass where the target has more than the reference for the op that it makes."""
     registry.load_all()
-    pays = not registry.candidates(FuseNormRope.makes, target, {})[0].is_reference
+    found = registry.candidates(FuseNormRope.makes, target, {})
+    pays = bool(found) and not found[0].is_reference
     return FuseNormRope() if config.fuse_norm_rope and pays else None
 
 

@@ -53,6 +53,7 @@ def target(resolved: Resolved, max_tokens: int | None = None) -> Target:
         dtype=deployment.model.dtype,
         page_tokens=deployment.kv.page_tokens,
         kernels=deployment.passes.kernels,
+        deterministic=deployment.passes.deterministic,
         max_tokens=max_tokens,
     )
 
@@ -97,10 +98,21 @@ def program(
     wide = Lowering(graph=lower(resolved, on_phase, watch(None), stopwatch=stopwatch))
     if not backend.captures or not capturable(wide.graph):
         return Program(lowerings=(wide,))
-    graph = lower(resolved, on_phase, watch(SKINNY_TOKENS), SKINNY_TOKENS, stopwatch)
-    small = Lowering(graph=graph, max_tokens=SKINNY_TOKENS)
+    small = [
+        Lowering(graph=lower(resolved, on_phase, watch(size), size, stopwatch), max_tokens=size)
+        for size in lowering_sizes(resolved, backend)[1:]
+    ]
     buckets = assign_buckets(resolved.plan.max_num_seqs, resolved.plan.max_step_tokens)
-    return Program(lowerings=(small, wide) if capturable(graph) else (wide,), buckets=buckets)
+    return Program(lowerings=(*(each for each in small if capturable(each.graph)), wide), buckets=buckets)
+
+
+def lowering_sizes(resolved: Resolved, backend: Backend) -> tuple[int | None, ...]:
+    """Return the tokens of the largest step of each lowering that is made; None: any number.
+
+    A deterministic program computes a row alike in small and large steps, so that there is but one.
+    """
+    small = backend.captures and not resolved.deployment.passes.deterministic
+    return (None, SKINNY_TOKENS) if small else (None,)
 
 
 def capturable(graph: Graph) -> bool:

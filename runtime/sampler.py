@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.graph.footprint import LOGPROB_ROWS
@@ -21,6 +22,9 @@ from treadle.runtime.sequence import Needs as Needs
 
 FIRST_CANDIDATES = 256
 """likeliest tokens that are sorted for top_p at first; more only if they do not hold enough probability"""
+
+ALIGNED = 4
+"""numbers that a GPU reads at a time: rows of a multiple of as many all begin at the start of such a read"""
 
 ROW_BLOCK = 8
 """rows drawn at a time, so that the temporaries of a large vocabulary stay in the cache"""
@@ -238,12 +242,21 @@ def score(logits: Tensor, tokens: Tensor, count: int, asked: Tensor | None = Non
     """
     parts = []
     for rows in _blocks(len(tokens), LOGPROB_ROWS):
-        logprobs = logits[rows].float().log_softmax(dim=-1)
+        logprobs = _log_softmax(logits[rows].float())
         chosen = logprobs.gather(1, tokens[rows].unsqueeze(1))
         top = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
         columns = [chosen.squeeze(1), (logprobs > chosen).sum(dim=-1) + 1, top.indices, top.values]
         parts.append(columns if asked is None else [*columns, logprobs.gather(1, asked[rows])])
     return Scores(*(torch.cat(columns) for columns in zip(*parts)))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return the log-probabilities of fp32 logits [R, V]; on a GPU too the same bits for a row wherever it stands."""
+    vocab = logits.shape[1]
+    if spare := -vocab % ALIGNED:
+        # The library adds a row up in an order that depends on where it begins in memory: let all begin alike.
+        logits = F.pad(logits, (0, spare), value=-torch.inf)
+    return logits.log_softmax(dim=-1)[:, :vocab]
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

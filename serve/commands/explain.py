@@ -41,14 +41,13 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
 
     Raises: ConfigError if no pass is called ``show``. Returns 1 if a proof fails, else 0.
     """
-    from treadle.graph.buckets import SKINNY_TOKENS
     from treadle.kernels.backend import open_backend
     from treadle.passes.prove import ProofError, Prover
-    from treadle.runtime.build import passes, program, weights
+    from treadle.runtime.build import lowering_sizes, passes, program, weights
 
     hardware = resolved.deployment.hardware
     backend = open_backend(hardware.device, threads=hardware.threads or 1)
-    sizes = (None, SKINNY_TOKENS) if backend.captures else (None,)
+    sizes = lowering_sizes(resolved, backend)
     names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:
         raise ConfigError("no such pass in this pipeline", key="--show", value=show, nearest=nearest(show, names))

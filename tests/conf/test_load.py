@@ -289,3 +289,15 @@ def test_names_paths_and_files_become_overrides(tmp_path):
 def test_every_key_says_what_it_is():
     for schema in GROUPS.values():
         assert all(field.metadata["doc"] for field in dataclasses.fields(schema))
+
+
+@pytest.mark.parametrize(
+    ("override", "works"),
+    [
+        ("passes=reference", "passes.kernels=auto"),
+        ("passes.compile=false", "passes.compile=true"),
+        ("passes.order=[place_state,choose_kernels]", "passes.order=[place_state,choose_kernels,compile]"),
+    ],
+)
+def test_what_cannot_be_deterministic_is_refused_by_name(override, works):
+    assert works in refused("passes.deterministic=true", override)

@@ -17,6 +17,7 @@ from treadle.graph.checkpoint import Checkpoint, WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.footprint import (
+    INVARIANT_ROWS,
     PARTIAL_BYTES,
     RUNTIME_BYTES,
     WIDENED_BYTES,
@@ -327,3 +328,13 @@ def test_kernels_of_a_gpu_have_what_they_leave_in_memory() -> None:
     assert bytes_of(plan(), "workspace", "attention in parts") == 0
     for kind in ("workspace", "graphs"):
         assert bytes_of(rows["int8"], kind) - bytes_of(rows["none"], kind) == WIDENED_BYTES
+
+
+def test_blocks_of_rows_are_planned_whole():
+    sizes = {"max_num_seqs": 3, "max_step_tokens": 130, "device": "cuda", "memory_bytes": 80 * GIB}
+    expected = plan(**sizes | {"max_num_seqs": INVARIANT_ROWS, "max_step_tokens": 2 * INVARIANT_ROWS})
+    workspace = [row.nbytes for row in expected.rows if row.kind in ("workspace", "graphs")]
+    assert [
+        row.nbytes for row in plan(**sizes, deterministic=True).rows if row.kind in ("workspace", "graphs")
+    ] == workspace
+    assert plan(**sizes | {"device": "cpu"}, deterministic=True).rows == plan(**sizes | {"device": "cpu"}).rows

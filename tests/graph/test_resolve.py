@@ -283,3 +283,11 @@ def test_a_verdict_is_quick_and_needs_no_torch(folder):
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 3
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_deterministic_deployment_measures_nothing(folder, deterministic):
+    once = resolved(folder, f"passes.deterministic={deterministic}")
+    passes = once.deployment.passes
+    assert {passes.measure, passes.fuse_linear_add, passes.fuse_norm_gated} == {not deterministic}
+    assert resolve(once.deployment).deployment == once.deployment

@@ -158,3 +158,23 @@ def test_angles_in_low_precision_and_mixed_types_are_left_to_the_reference():
         assert names == [f"{op}.triton_pdl", f"{op}.triton", f"{op}.reference"]
         for other in ({"table": torch.bfloat16}, {"v": torch.float32}):
             assert registry.candidates(op, target, {"dtypes": dtypes | other})[0].is_reference
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_has_the_same_bits_in_any_company(device: str):
+    step = Step(20, 6, 2, 16, 16, 4, torch.bfloat16)
+    table, norms = step.angles(16), [step.pages.randn(16) for _ in range(2)]
+
+    def rotate(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        arena, pages, seq_ids, positions, offset, size = step.state
+        given = (step.q[rows], step.k[rows], step.v[rows], *norms, table, arena.clone(), pages)
+        moved = [each.to(device) for each in (*given, seq_ids[rows], positions[rows], offset)]
+        out = cache_write_triton.norm_rope_cache_write(*moved, size, invariant=True)
+        return out.cpu(), moved[6].cpu()
+
+    whole, arena = rotate(slice(20))
+    assert torch.equal(torch.cat([rotate(slice(first, first + 5))[0] for first in range(0, 20, 5)]), whole)
+    written = rotate(slice(0, 5))[1]
+    changed = written != step.state[0]
+    assert changed.any()
+    assert torch.equal(written[changed], arena[changed])

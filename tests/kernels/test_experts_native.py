@@ -131,3 +131,31 @@ def test_the_kernels_are_chosen_where_they_work() -> None:
         assert registry.candidates(op, CPU, doubles)[0].is_reference
     low = {"dtypes": {"x": torch.bfloat16, "up": torch.int8, "down": torch.int8, "up_scale": torch.float32}}
     assert registry.candidates("experts_int8", CPU, low)[0].name == "experts_int8.cpp"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, int8: bool) -> None:
+    tokens = 60  # more than are usually left to the C++ kernel
+    given = inputs(tokens, 24, 40, dtype=dtype)
+    if int8:
+        (up, up_scale), (down, down_scale) = (
+            (codes.view(stack.shape), scale.view(*stack.shape[:2], -1))
+            for stack in (given["up"], given["down"])
+            for codes, scale in [quantize_int8(stack.flatten(0, 1), GROUP)]
+        )
+        stacks = (up, up_scale, given["up_bias"], down, down_scale, given["down_bias"], GROUP)
+    else:
+        stacks = (given["up"], given["up_bias"], given["down"], given["down_bias"])
+
+    def run(rows: slice, invariant: bool = True) -> Tensor:
+        function: Any = experts_int8_cpp if int8 else experts_cpp
+        tokens_of = (given[name][rows] for name in ("x", "weights", "ids"))
+        return function(*tokens_of, *stacks, invariant=invariant)
+
+    whole = run(slice(tokens))
+    for count in range(1, tokens + 1):
+        for first in {0, tokens - count}:
+            rows = slice(first, first + count)
+            assert torch.equal(run(rows), whole[rows])
+    assert not torch.equal(run(slice(tokens), invariant=False), whole)

@@ -230,3 +230,13 @@ def test_gpus_have_these_kernels_for_any_number_of_tokens():
     assert [kernel.name for kernel in registry.candidates("experts", target, mixed)] == ["experts.reference"]
     sparse = registry.candidates("route", target, {"score": "sparsemixer"})
     assert [kernel.name for kernel in sparse] == ["route.reference"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_has_the_same_bits_in_any_company(device: str):
+    a = inputs(20, 2, 4, 32, 24, dtype=torch.bfloat16, device=device)
+    whole = experts(**a, invariant=True)
+    torch.testing.assert_close(whole.cpu(), REFERENCE(**a).cpu(), atol=4e-2, rtol=4e-2)
+    for rows in (slice(0, 1), slice(19, 20), slice(2, 9)):
+        some = {name: value[rows] if name in ("x", "weights", "ids") else value for name, value in a.items()}
+        assert torch.equal(experts(**some, invariant=True), whole[rows])

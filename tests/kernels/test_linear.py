@@ -51,3 +51,18 @@ def test_values_that_are_not_finite_stay_so():
     y = CPP(x, weight)
     assert y[0].isnan().all()
     assert y[1].isposinf().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("outputs", "width"), [(37, 40), (33, 577)])
+def test_a_row_has_the_same_bits_wherever_it_stands(dtype: torch.dtype, outputs: int, width: int):
+    invariant = registry.named("linear.cpp_invariant").function
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((41, width), (outputs, width), (outputs,)))
+    whole = invariant(x, weight, bias)
+    torch.testing.assert_close(whole, CPP(x, weight, bias), atol=0.2, rtol=0.02)
+    for count in range(1, 42):
+        for first in (0, 41 - count):
+            rows = slice(first, first + count)
+            assert torch.equal(invariant(x[rows], weight, bias), whole[rows])
+    order = torch.randperm(41)
+    assert torch.equal(invariant(x[order], weight, bias), whole[order])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from treadle.kernels import linear_int8 as module
 from treadle.kernels import registry
-from treadle.kernels.linear_int8 import SKINNY_TOKENS, dequantize_int8, quantize_int8
+from treadle.kernels.linear_int8 import SKINNY_TOKENS, dequantize_int8, linear_int8, quantize_int8
 
 REFERENCE = torch.ops.treadle.linear_int8
 CPP = registry.named("linear_int8.cpp").function
@@ -71,3 +71,15 @@ def test_a_weight_of_several_blocks(monkeypatch: pytest.MonkeyPatch):
     x, bias = torch.randn(2, 20, 32), torch.randn(200)
     codes, scale = quantize_int8(torch.randn(200, 32), 32)
     torch.testing.assert_close(CPP(x, codes, scale, bias, 32), REFERENCE(x, codes, scale, bias, 32))
+
+
+def test_a_row_has_the_same_bits_wherever_it_stands():
+    invariant = registry.named("linear_int8.cpp_invariant").function
+    x, bias = torch.randn(41, 96), torch.randn(37)
+    weight, scale = quantize_int8(torch.randn(37, 96), 32)
+    whole = invariant(x, weight, scale, bias, 32)
+    torch.testing.assert_close(whole, linear_int8(x, weight, scale, bias, 32), atol=1e-4, rtol=1e-4)
+    for count in range(1, 42):
+        for first in (0, 41 - count):
+            rows = slice(first, first + count)
+            assert torch.equal(invariant(x[rows], weight, scale, bias, 32), whole[rows])

@@ -100,3 +100,14 @@ launch(torch.float16, 2000, 64)
     )
     assert [each["name"] for each in compiled] == ["few", "few", "few", "tiles", "tiles", "widen"]
     assert compiled[4]["wgmma"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_has_the_same_bits_wherever_it_stands(device: str):
+    x, weight, scale, bias = (each.to(device) for each in arguments(torch.bfloat16, 70, 40, 96, 32, True))
+    whole = linear_int8_triton.linear_int8(x, weight, scale, bias, 32, invariant=True)
+    torch.testing.assert_close(whole.cpu(), linear_int8(x, weight, scale, bias, 32).cpu(), atol=2e-2, rtol=2e-2)
+    for rows in (slice(0, 1), slice(69, 70), slice(3, 12), slice(5, 70)):
+        assert torch.equal(
+            linear_int8_triton.linear_int8(x[rows], weight, scale, bias, 32, invariant=True), whole[rows]
+        )

@@ -190,3 +190,13 @@ def test_one_trace_of_an_inline_reference_serves_any_number_of_tokens(op: str):
     traced = make_fx(call, tracing_mode="symbolic")(*tensors(7))
     for tokens in (7, 11):
         torch.testing.assert_close(traced(*tensors(tokens)), call(*tensors(tokens)))
+
+
+def test_deterministic_targets_take_invariant_kernels_only():
+    for device in ("cpu", "cuda"):
+        target = Target(device=device, features=frozenset({"sm_90"}), deterministic=True)
+        for op in ops.SCHEMAS:
+            assert all(one.invariant for one in registry.candidates(op, target, {}))
+        assert all("invariant" not in one.name for one in registry.candidates("linear", CPU, {}))
+        for op in ("linear", "linear_int8", "paged_attention", "rope_cache_write", "norm", "route", "experts"):
+            assert registry.candidates(op, target, {}), op

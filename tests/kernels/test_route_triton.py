@@ -122,3 +122,13 @@ for rows in (1, 4096):
     route(torch.zeros(rows, 1000), None, None, 32, "sqrtsoftplus", norm_min=0.1, always=2, normalize=True)
 """)
     assert len(compiled) == 12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_has_the_same_bits_in_any_company(device: str):
+    logits = logits_of(20, 8, 0).to(device)
+    weights, ids = route_triton.route(logits, None, None, 2, normalize=True, invariant=True)
+    for rows in (slice(0, 1), slice(19, 20), slice(2, 9)):
+        some, chosen = route_triton.route(logits[rows], None, None, 2, normalize=True, invariant=True)
+        assert torch.equal(some, weights[rows])
+        assert torch.equal(chosen, ids[rows])

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from toy import HIDDEN, VOCAB, Toy
 
+from treadle.conf.errors import ConfigError
 from treadle.conf.schema import PassesConfig
 from treadle.graph import ops
 from treadle.graph.spec import Moe
 from treadle.graph.target import Target
+from treadle.kernels import native
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.kernels.registry import Kernel, always, registered
 from treadle.kernels.stopwatch import Stopwatch
@@ -76,3 +79,10 @@ def test_experts_are_timed_with_all_of_them_visited(tmp_path: Path) -> None:
         stopwatch, _ = lowered(tmp_path, None, toy)
     (made, *_) = [made for description, made in stopwatch.asked.items() if description.startswith("experts 1024")]
     assert set(made["ids"].unique().tolist()) == {0, 1, 2, 3}
+
+
+def test_an_op_that_no_invariant_kernel_computes_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "usable", lambda name: False)
+    target = Target(device="cpu", page_tokens=4, deterministic=True)
+    with pytest.raises(ConfigError, match=r"of .*float32 has no kernel for cpu.*passes\.deterministic=false"):
+        run_passes(pipeline(PassesConfig(quantize="none", compile=False), target), Toy().graph())

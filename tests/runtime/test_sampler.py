@@ -250,3 +250,16 @@ def test_scores_of_given_tokens() -> None:
     assert found.asked_logprobs is None
     order = expected.argsort(-1, descending=True)
     assert found.ranks.tolist() == [(order[row] == token).nonzero().item() + 1 for row, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("vocab", [3, 8, 4099])
+def test_a_row_scores_the_same_bits_wherever_it_stands(device: str, vocab: int) -> None:
+    logits = torch.randn(7, vocab, device=device)
+    tokens = logits.argmax(-1)
+    whole = score(logits, tokens, 2)
+    torch.testing.assert_close(whole.logprobs, logits.log_softmax(-1).amax(-1))
+    for row in range(7):
+        alone = score(logits[row : row + 1].clone(), tokens[row : row + 1], 2)
+        assert alone.logprobs.item() == whole.logprobs[row].item()
+        assert alone.top_logprobs.tolist() == whole.top_logprobs[row : row + 1].tolist()

@@ -62,3 +62,14 @@ def test_a_shown_program_is_python_whatever_the_width() -> None:
 def test_a_pass_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean place_state"):
         explained("passes.compile=false", show="place_stat")
+
+
+def test_a_deterministic_deployment_has_one_program_of_invariant_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = CapturingBackend()
+    monkeypatch.setattr("treadle.kernels.backend.open_backend", lambda device, threads: backend)
+    text = explained("passes.deterministic=true", f"passes.compile_cache={tmp_path}")
+    assert "up to 8 tokens" not in text
+    for kernel in ("linear.cpp_invariant", "paged_attention.cpp_invariant"):
+        assert kernel in text

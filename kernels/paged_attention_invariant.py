@@ -1,0 +1,122 @@
+"""Launches paged_attention such that a query's result depends on its position and history alone.
+
+One kernel with one size of tiles serves decodes and chunks of any length; whether its programs share the spans of a
+history, which depends on the size of the step, changes no bit: see paged_attention_invariant_triton.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treadle.graph.footprint import PARTIAL_BYTES
+from treadle.graph.state import UNIT_BYTES
+from treadle.kernels.cache_write import rows_contiguous
+from treadle.kernels.cache_write_triton import alignment
+from treadle.kernels.paged_attention_invariant_triton import attend, join
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+SPAN = 256
+"""Keys that are added up from the start, at multiples of as many."""
+JOINED = 8
+"""Spans that are read at a time to be joined."""
+
+
+def paged_attention(
+    q: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    layer_offset: Tensor,
+    sinks: Tensor | None,
+    page_tokens: int,
+    kv_heads: int,
+    v_dim: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    chunk: int = 0,
+    slopes: Tensor | None = None,
+    *,
+    pdl: bool = False,
+    split: bool | None = None,
+) -> Tensor:
+    """Return ``paged_attention``'s result; ``split`` replaces the choice whether programs share a history.
+
+    Shapes: as the reference. Chunks and slopes are not for this kernel.
+    """
+    assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
+    assert layer_offset.dtype is torch.int64
+    assert not chunk
+    assert slopes is None
+    q = rows_contiguous(q)
+    tokens, heads, k_dim = q.shape
+    sequences, item_bytes, group = kv_lens.shape[0], q.element_size(), heads // kv_heads
+    out = torch.empty((tokens, heads, v_dim), dtype=q.dtype, device=q.device)
+    if tokens == 0:
+        return out
+    rows, tiles = _tiles(max(_padded(k_dim), _padded(v_dim)), item_bytes, group)
+    in_tile = rows // group
+    count = tokens // in_tile + sequences + 1
+    reach = page_table.shape[1] * page_tokens
+    most = triton.cdiv(reach, SPAN)
+    if window:
+        most = min(most, triton.cdiv(window + in_tile - 1, SPAN) + 1)
+    if split is None:
+        fits = tokens * heads * most * (v_dim + 2) * 4 <= PARTIAL_BYTES
+        split = fits and count * kv_heads < 2 * _processors(q.device)
+    splits = most if split else 1
+    places = tokens * heads * most if split else 0
+    partial = torch.empty(places * v_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(places * 2, dtype=torch.float32, device=q.device)
+    shared: dict[str, Any] = {
+        "SPAN": SPAN,
+        "HEADS": heads,
+        "V_DIM": v_dim,
+        "BLOCK_V": _padded(v_dim),
+        "WINDOW": window,
+        "HAS_SINKS": sinks is not None,
+        "PDL": pdl,
+        # What is multiplied and added is rounded twice wherever it is done: two kernels join spans alike.
+        "enable_fp_fusion": False,
+        **({"launch_pdl": True} if pdl else {}),
+    }
+    attend[(count, kv_heads, splits)](
+        q, out, partial, stats, arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset,
+        q if sinks is None else sinks, count, int(split), most, tokens, sequences, q.stride(0), page_table.stride(0),
+        scale, KV_HEADS=kv_heads, K_DIM=k_dim, BLOCK_K=_padded(k_dim), BLOCK_M=rows, PAGE=page_tokens,
+        UNIT=UNIT_BYTES // item_bytes, ALIGNMENT=alignment(item_bytes, page_tokens, k_dim, v_dim), SOFTCAP=softcap,
+        # The interpreter's bfloat16 arithmetic is wrong.
+        COMPUTE=tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype], **tiles, **shared,
+    )  # fmt: skip
+    if split:
+        join[(tokens, heads)](
+            partial, stats, out, q_starts, kv_lens, q if sinks is None else sinks, most, sequences,
+            JOINED=JOINED, num_warps=4, **shared,
+        )  # fmt: skip
+    return out
+
+
+def _tiles(widest: int, item_bytes: int, group: int) -> tuple[int, dict[str, int]]:
+    """Return the rows (query, head) of a tile and how the kernel is launched: never by the size of a step."""
+    if item_bytes == 4:
+        rows, tiles = 32, {"BLOCK_N": 16, "num_warps": 8, "num_stages": 2}
+    else:
+        rows, tiles = 64, {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2 if widest > 128 else 3}
+    return max(rows, int(triton.next_power_of_2(group))), tiles
+
+
+def _padded(dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(dim)))
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
