@@ -215,11 +215,11 @@ class Scheduler:
 
         Where many wait for a first token, large steps serve them best. Where nearly all are being answered, the time
         between their tokens counts: an arriving prompt is cut so small that a step with a part of it takes little
-        longer.
+        longer, but never below half of a step's share, lest it wait until the others are done.
         """
         num_prompts = len(self.waiting) + sum(sequence.prefilling for sequence in self.running)
         calm = num_decodes > 0 and num_prompts <= max(1, num_decodes // DECODES_A_PROMPT)
-        return max(self._chunk_tokens - num_decodes, 1) if calm else math.inf
+        return max(self._chunk_tokens - num_decodes, self._chunk_tokens // 2, 1) if calm else math.inf
 
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.

@@ -73,6 +73,15 @@ def test_a_prompt_that_arrives_beside_answers_is_cut_small() -> None:
         collect(scheduler, made)
 
 
+def test_a_prompt_gets_half_of_a_small_step_however_many_are_answered() -> None:
+    scheduler = make(64, max_step_tokens=16, chunk_tokens=4, max_num_seqs=8)
+    for index in range(6):
+        queue(scheduler, f"a{index}", [index] * 2)
+    collect(scheduler, plan(scheduler))
+    queue(scheduler, "b", [9] * 8)
+    assert shape(plan(scheduler))[-1] == ("b", 2)
+
+
 def test_prompts_that_outnumber_answers_get_whole_steps() -> None:
     scheduler = make(64, max_step_tokens=16, chunk_tokens=3)
     queue(scheduler, "a", [0] * 2)
