@@ -245,8 +245,8 @@ class SchedulerConfig:
         default=None,
         metadata=_about(
             "tokens of a step while sixteen sequences decode for each that has a prompt to compute, later tokens of a"
-            " long prompt counting more, at least half of them for prompts: bounds the time between tokens; null: 128 on"
-            " a CPU, 512 on a GPU",
+            " long prompt counting more, at least half of them for prompts: bounds the time between tokens; null: 128"
+            " on a CPU, 512 on a GPU",
             low=1,
             high=1 << 20,
         ),
