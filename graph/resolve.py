@@ -17,7 +17,7 @@ from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, SchedulerConfig, ServeConfig
+from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, PassesConfig, SchedulerConfig, ServeConfig
 from treadle.conf.size import body_bytes, format_bytes, parse_bytes, parse_share, spell_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
@@ -74,14 +74,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     hardware = resolve_hardware(deployment.hardware)
     model = deployment.model
     source = open_model(model, on_phase)
-    content = source.fingerprint()
-    if model.content not in (None, content):
-        raise ConfigError(
-            f"the checkpoint is another one: {content}",
-            key="model.content",
-            value=model.content,
-            hint="model.content=null takes whatever is there",
-        )
+    content = _content(model, source)
     config = overlay(source.config, model.config)
     folders = tuple(Path(folder) for folder in model.families)
     family = _family(model, config, folders)
@@ -95,17 +88,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
     assert scheduler.max_num_seqs is not None
     assert scheduler.max_step_tokens is not None
-    deterministic = deployment.passes.deterministic
-    passes = replace(
-        deployment.passes,
-        quantize=_quantize(deployment, source, hardware),
-        # What was fastest may differ from one start to the next.
-        measure=deployment.passes.measure and not deterministic,
-        # For programs of few tokens, of which there is none.
-        fuse_linear_add=deployment.passes.fuse_linear_add and not deterministic,
-        fuse_norm_gated=deployment.passes.fuse_norm_gated and not deterministic,
-        compile_cache=deployment.passes.compile_cache or str(cache_dir() / "compiled"),
-    )
+    passes = resolve_passes(deployment.passes, _quantize(deployment, source, hardware))
     plan = plan_memory(
         spec,
         checkpoint.weights,
@@ -113,7 +96,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             processors=bool(installed_processors()),
             dtype=dtype,
             quantize=passes.quantize,
-            deterministic=deterministic,
+            deterministic=passes.deterministic,
             page_tokens=deployment.kv.page_tokens,
             max_num_seqs=scheduler.max_num_seqs,
             max_len=model.max_len,
@@ -194,6 +177,34 @@ def resolve_scheduler(scheduler: SchedulerConfig, device: str) -> SchedulerConfi
         chunk_tokens=min(scheduler.chunk_tokens or chunk, tokens),
         overlap=device != "cpu" if scheduler.overlap is None else scheduler.overlap,
     )
+
+
+def resolve_passes(passes: PassesConfig, quantize: str) -> PassesConfig:
+    """Return the passes with nothing left to choose."""
+    varied = not passes.deterministic
+    return replace(
+        passes,
+        quantize=quantize,
+        # What was fastest may differ from one start to the next.
+        measure=passes.measure and varied,
+        # For programs of few tokens, of which there is none.
+        fuse_linear_add=passes.fuse_linear_add and varied,
+        fuse_norm_gated=passes.fuse_norm_gated and varied,
+        compile_cache=passes.compile_cache or str(cache_dir() / "compiled"),
+    )
+
+
+def _content(model: ModelConfig, source: Source) -> str:
+    """Return the hash of the checkpoint. Raises ConfigError if the deployment names another one."""
+    content = source.fingerprint()
+    if model.content not in (None, content):
+        raise ConfigError(
+            f"the checkpoint is another one: {content}",
+            key="model.content",
+            value=model.content,
+            hint="model.content=null takes whatever is there",
+        )
+    return content
 
 
 def refuse_elsewhere(resolved: Resolved) -> None:

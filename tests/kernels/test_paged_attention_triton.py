@@ -9,7 +9,8 @@ from triton_compile import compile_for_sm90
 from triton_mode import DEVICES
 
 from treadle.kernels import registry
-from treadle.kernels.paged_attention_launch import DecodeTiles, PrefillTiles, paged_attention
+from treadle.kernels.paged_attention_launch import paged_attention
+from treadle.kernels.paged_attention_tiles import DecodeTiles, PrefillTiles
 
 REFERENCE = registry.reference("paged_attention").function
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

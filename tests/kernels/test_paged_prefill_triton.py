@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pages import Pages, starts
 from triton_mode import DEVICES
 
-from treadle.graph.footprint import PARTIAL_BYTES
 from treadle.kernels import paged_prefill_triton, registry
-from treadle.kernels.paged_attention_launch import PrefillTiles, Shape, paged_attention, plan_walk, prefill_tiles
+from treadle.kernels.paged_attention_launch import paged_attention
+from treadle.kernels.paged_attention_tiles import PrefillTiles
 
 REFERENCE = registry.reference("paged_attention").function
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -142,28 +142,3 @@ def splits_stay_in_their_workspace(device: str, monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("device", DEVICES)
 def test_splits_stay_in_their_workspace(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     splits_stay_in_their_workspace(device, monkeypatch)
-
-
-def shape(tokens: int, sequences: int = 1, heads: int = 32, kv_heads: int = 8, dim: int = 128) -> Shape:
-    return Shape(
-        tokens=tokens, sequences=sequences, heads=heads, kv_heads=kv_heads, k_dim=dim, v_dim=dim, item_bytes=2,
-        processors=132,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("heads", [(32, 8), (16, 16), (71, 1)])
-@pytest.mark.parametrize("sequences", [1, 16, 512])
-@pytest.mark.parametrize("tokens", [16, 128, 512, 1024])
-def test_workspace_fits_what_was_planned(tokens: int, sequences: int, heads: tuple[int, int], dim: int) -> None:
-    step = shape(tokens, sequences, *heads, dim)
-    tiles = prefill_tiles(step)
-    for waves in (1, 4, 64):
-        changed = PrefillTiles(**{**vars(tiles), "waves": waves})
-        assert plan_walk(step, changed, 1 << 20).splits * tiles.rows * (dim + 2) * 4 <= PARTIAL_BYTES
-
-
-def test_large_steps_and_short_contexts_are_not_split() -> None:
-    for tokens, reach, split in ((128, 1 << 16, True), (128, 512, False), (8192, 1 << 16, False)):
-        step = shape(tokens)
-        assert (plan_walk(step, prefill_tiles(step), reach).splits > 0) == split
