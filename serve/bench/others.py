@@ -24,7 +24,8 @@ class Others:
         """Return the share of all cores that others took since the last call, or since this was made; 0 if unknown."""
         before, self._since = self._since, self._read()
         wall_s, busy_s, own_s = (now - then for now, then in zip(self._since, before))
-        return max(busy_s - own_s, 0.0) / max(wall_s * (os.cpu_count() or 1), 1e-9)
+        # Over a short while the ticks of /proc may say more than there was.
+        return min(max(busy_s - own_s, 0.0) / max(wall_s * (os.cpu_count() or 1), 1e-9), 1.0)
 
     def quiet(self) -> bool:
         """Return whether others took little of the machine since the last call."""
