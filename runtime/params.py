@@ -77,7 +77,7 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
     min_p: float = 0.0
     seed: int | None = None
     """the uniform numbers depend on seed and token index alone, so the text is the same as long as the logits are;
-    kernels may round differently in another batch, and there is no deterministic mode yet"""
+    kernels may round differently in another batch, unless ``passes.deterministic`` forbids them to"""
     stop: tuple[str, ...] = ()
     """strings that end the text; held back until they cannot match, never part of it unless asked"""
     stop_token_ids: tuple[int, ...] = ()

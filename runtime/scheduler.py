@@ -133,7 +133,6 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._attention_tokens = attention_tokens
         self._prefix_cache = prefix_cache
-        self._max_num_seqs = max_num_seqs
         self._slots = list(reversed(range(max_num_seqs)))
         # Pages that sequences lack in the step being planned and that leaving ones will give back.
         self._lacking = 0

@@ -45,11 +45,16 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text of ``messages`` (OpenAI's shape).
 
-        ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens.
+        ``extra`` are variables of the template, such as enable_thinking; they win over the special tokens. What has a
+        parameter of its own is refused there: it would change nothing.
         ``continue_final_message`` ends the text where the content of the last message does.
         """
         if documents and not self.mentions("documents"):
             raise RequestError("the chat template has no place for documents", "documents")
+        for name in ("messages", "add_generation_prompt", "continue_final_message"):
+            if name in (extra or {}):
+                message = f"chat_template_kwargs holds {name}, which is a field of its own; send it beside"
+                raise RequestError(message, "chat_template_kwargs")
         extra = {"tools": list(tools) if tools else None, "documents": documents or None, **(extra or {})}
         if continue_final_message:
             return self._open_ended(messages, add_generation_prompt, extra)

@@ -90,7 +90,8 @@ class GenerationFields(Fields):
         super().refuse_unknown(fields)
         options = fields.get("stream_options")
         if options is not None and not fields.get("stream"):
-            raise ApiError(400, "stream_options is only allowed with stream=true", param="stream_options")
+            message = "stream_options is only allowed with stream=true"
+            raise ApiError(400, message, param="stream_options", code="invalid_value")
         if isinstance(options, Mapping):
             for name in options:
                 check_known(name, StreamOptions.model_fields, "stream_options.")

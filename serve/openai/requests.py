@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SkipValidation
 
+from treadle.runtime.request import MAX_LOGPROBS
 from treadle.serve.errors import ApiError
 from treadle.serve.openai.generation import GenerationFields
 from treadle.serve.openai.messages import Conversation, Messages
@@ -39,7 +40,8 @@ class CompletionRequest(GenerationFields):
         if many and not isinstance(many[0], str | list):
             return [many]
         if not 1 <= len(many) <= MAX_PROMPTS:
-            raise ApiError(400, f"prompt holds {len(many)} prompts; 1 to {MAX_PROMPTS} are allowed", param="prompt")
+            message = f"prompt holds {len(many)} prompts; 1 to {MAX_PROMPTS} are allowed"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
         for i, one in enumerate(many):
             if type(one) is not type(many[0]):
                 at, kind = f"prompt[{i}]", "a string" if isinstance(many[0], str) else "an array of token ids"
@@ -117,6 +119,11 @@ class ChatRequest(GenerationFields):
         """Return how many alternatives are wanted, None if no logprobs are. Raises ApiError."""
         if not self.logprobs:
             if self.top_logprobs is not None:
-                raise ApiError(400, "top_logprobs is only allowed with logprobs=true", param="top_logprobs")
+                message = "top_logprobs is only allowed with logprobs=true"
+                raise ApiError(400, message, param="top_logprobs", code="invalid_value")
             return None
-        return self.top_logprobs or 0
+        count = self.top_logprobs or 0
+        if not 0 <= count <= MAX_LOGPROBS:
+            message = f"top_logprobs={count} is outside [0, {MAX_LOGPROBS}]"
+            raise ApiError(400, message, param="top_logprobs", code="invalid_value")
+        return count

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import tiny
+from oracle_cases import CASES
 from oracle_graph import graph_of, logits, program
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def theirs(name: str) -> Tensor:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            model.path, dtype=torch.bfloat16, attn_implementation="sdpa"
+            model.path, dtype=torch.bfloat16, attn_implementation="eager" if name == "gpt-oss" else "sdpa"
         ).eval()
         rows = [loaded(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in model.prompts]
     return torch.cat(rows).float()
@@ -37,7 +38,7 @@ def theirs(name: str) -> Tensor:
 
 def distance(name: str, folder: Path, change: str = "") -> float:
     """Return how far our logits in bfloat16 are from theirs, relative to their size, with a change of the family."""
-    (folder / "mine.yaml").write_text(f"extends: {name}\n{change}\n")
+    (folder / "mine.yaml").write_text(f"extends: {CASES[name].model_type}\n{change}\n")
     model = tiny(name)
     executable = program(model, [folder], "mine", "bfloat16")
     ours = torch.cat([logits(executable, prompt, [len(prompt)]) for prompt in model.prompts]).float()
@@ -58,6 +59,9 @@ def test_logits_are_as_near_to_transformers_as_bfloat16_is_to_float32(name: str,
         ("gemma", "embed: {scale: 7.95}"),
         ("olmo2", "norm: {cast: after}"),
         ("olmo2", "ops: {attn: {qk_norm: {cast: after}}}"),
+        ("helium", "norm: {cast: after}"),
+        ("gpt-oss", "norm: {cast: after}"),
+        ("flex-olmo", "norm: {cast: after}"),
     ],
 )
 def test_rounding_elsewhere_is_farther_away(name: str, change: str, tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def test_a_template_that_fails_is_a_bad_request(source, message):
         render(source)
 
 
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message"])
+def test_what_has_a_parameter_is_no_variable(name):
+    with pytest.raises(RequestError, match=f"holds {name}") as caught:
+        ChatTemplate(TEMPLATE, {}).render([{"role": "user", "content": "a"}], extra={name: False})
+    assert caught.value.field == "chat_template_kwargs"
+
+
 def test_a_missing_template_is_explained():
     with pytest.raises(RequestError, match="has no chat template"):
         chat_template({}, {})
