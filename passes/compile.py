@@ -93,7 +93,8 @@ class Compile(Pass):
         facts = (
             traced.code,
             types,
-            self.target,
+            # A set is written in another order by every process.
+            replace(self.target, features=frozenset()),
             sorted(self.target.features),
             torch.__version__,
             torch.get_num_threads(),

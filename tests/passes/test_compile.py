@@ -69,6 +69,19 @@ def test_artifacts_are_kept_and_reused(
     assert Executable(again, load(again.weights), arena).forward(step(again, 5)).isfinite().all()
 
 
+def test_artifacts_are_found_whatever_order_a_process_gives_a_set() -> None:
+    class Reversed(frozenset[str]):
+        def __repr__(self) -> str:
+            return repr(sorted(self, reverse=True))
+
+    traced = torch.fx.symbolic_trace(torch.nn.Identity())
+    keys = {
+        Compile(target=replace(TARGET, features=kind(["avx2", "amx"])), cache="unused")._key(traced, [], None)
+        for kind in (frozenset, Reversed)
+    }
+    assert len(keys) == 1
+
+
 def test_a_compiled_step_never_copies_the_arena(graphs: tuple[Graph, Graph]) -> None:
     _, compiled = graphs
     arena = torch.zeros(ARENA_BYTES, dtype=torch.uint8)

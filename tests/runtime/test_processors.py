@@ -117,3 +117,6 @@ def test_the_documents_example_works_as_it_says() -> None:
     processor = names["NoRepeat"](size=3)
     found = processor(torch.tensor([4, 5, 6, 4, 5, 1, 4, 5]), torch.zeros(8))
     assert found.isinf().nonzero().flatten().tolist() == [1, 6]
+    found = processor(torch.tensor([5, 7, 7, 7]), torch.zeros(8))
+    assert found.isinf().nonzero().flatten().tolist() == [7]
+    assert processor(torch.tensor([4]), torch.zeros(8)).isfinite().all()
