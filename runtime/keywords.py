@@ -141,6 +141,7 @@ NEUTRAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 """other arguments of LLM.generate and LLM.chat, in the same way"""
 
+_ANY_KEY = "any key of the configuration goes into overrides=['group.key=value']"
 _HINTS = {
     "kv_cache_dtype": "keys and values have the model's dtype; model.dtype changes both",
     "logits_processors": "they are entry points of treadle.logits_processors; SamplingParams names them",
@@ -180,10 +181,16 @@ def llm_overrides(keywords: Mapping[str, Any], model: str | None) -> list[str]:
         elif not asks_nothing(name, value, neutral):
             known = name in neutral
             close = () if known else nearest(name, [*KEYWORDS, *NEUTRAL])
-            hint = _HINTS.get(name, "any key of the configuration goes into overrides=['group.key=value']")
+            hint = _HINTS.get(name, _taken(name, neutral) if known else _ANY_KEY)
             problem = "not supported yet by LLM" if known else "no such keyword of LLM"
             raise ConfigError(problem, key=name, value=value, nearest=close, hint=hint)
     return overrides
+
+
+def _taken(name: str, neutral: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return the hint that names the values of a keyword which ask for nothing."""
+    values = " or ".join(f"{name}={value!r}" for value in neutral[name])
+    return f"{values} changes nothing and is taken" if values else "leave it out"
 
 
 def _override(name: str, value: Any) -> list[str]:

@@ -122,6 +122,8 @@ def _name(given: Any, key: str, line: int) -> str | int:
 
 def _ours(fields: dict[str, Any], defaults: Mapping[str, Any]) -> tuple[type[Fields], dict[str, Any]]:
     if ("prompt" in fields) == ("messages" in fields):
+        for name in fields:
+            check_known(name, {**CompletionRequest.model_fields, **ChatRequest.model_fields})
         raise ApiError(400, "must have either prompt or messages", param="prompt", code="invalid_value")
     kind: type[Fields] = CompletionRequest if "prompt" in fields else ChatRequest
     limited = "max_completion_tokens" in fields

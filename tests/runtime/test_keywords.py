@@ -49,6 +49,7 @@ def test_keywords_of_an_llm(keyword, value, override):
 @pytest.mark.parametrize(
     ("keyword", "value", "message"),
     [
+        ("tensor_parallel_size", 2, "not supported yet by LLM; tensor_parallel_size=1 changes nothing and is taken"),
         ("kv_cache_dtype", "fp8", "kv_cache_dtype=fp8: not supported yet by LLM; keys and values have the model's"),
         ("logits_processors", ["x"], "entry points of treadle.logits_processors"),
         ("quantization", "awq", "quantization=awq: not supported yet"),

@@ -43,6 +43,7 @@ def test_prompts_messages_and_openais_lines(tmp_path):
         (b"\xff\xfe", None, None, "not valid JSON"),
         (b"[1]", None, None, "must be a JSON object"),
         ({"id": "x"}, "x", "prompt", "either prompt or messages"),
+        ({"id": "x", "promt": "a"}, "x", "promt", "prompt"),
         ({"id": "x", "prompt": "a", "messages": MESSAGES}, "x", "prompt", "either"),
         ({"id": "x", "prompt": ["a", "b"]}, "x", "prompt", "one prompt"),
         ({"id": "x", "promt": "a", "prompt": "a"}, "x", "promt", "'prompt'"),
