@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -128,8 +128,15 @@ class Service(Served):
         for request in requests:
             if request.choice == 0:
                 self.metrics.submitted(sizes[request.group or request.id], request.params.max_tokens or 0)
+        answers: list[Answer] = []
         try:
-            return [Answer(self, request, self.client.submit(request)) for request in requests]
+            # Whatever keeps one of them from being sent ends those that were.
+            with ExitStack() as sent:
+                for request in requests:
+                    answers.append(Answer(self, request, self.client.submit(request)))
+                    sent.callback(answers[-1].close)
+                sent.pop_all()
+            return answers
         except EngineDiedError as error:
             raise ApiError(503, str(error), code="engine_died") from error
 
