@@ -18,7 +18,7 @@ from treadle.graph.program import StepInputs
 from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.engine import Engine, EngineSettings
-from treadle.runtime.request import Output, Request, SamplingParams
+from treadle.runtime.request import Output, Request, SamplingParams, spread
 from treadle.runtime.state.arena import Arena, arena_bytes
 
 VOCAB = 24
@@ -176,3 +176,29 @@ class Bench:
         stats = self.engine.stats()
         assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
         self.engine.close()
+
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+def logits_after(tokens: list[int]) -> list[float]:
+    """Return what the program gives behind ``tokens``."""
+    state = 0
+    for position, token in enumerate(tokens):
+        state = fold(state, token, position)
+    return scores(state)
+
+
+def choices(bench: Bench, name: str, prompt: list[int], n: int, **params: object) -> list[str]:
+    """Add a request with ``n`` answers; return their ids."""
+    made = SamplingParams(**{"temperature": 1.0, "max_tokens": 9, "n": n, "seed": 40} | params)
+    requests = spread(Request(id=name, prompt=prompt, params=made))
+    for request in requests:
+        bench.engine.add(request)
+    return [request.id for request in requests]
+
+
+def add(bench: Bench, name: str, prompt: list[int], words: tuple[tuple[int, ...], ...] = (), **params: object) -> None:
+    """Add a request of 12 greedy tokens with bad ``words``."""
+    made = SamplingParams(**{"temperature": 0.0, "max_tokens": 12} | params)
+    bench.engine.add(Request(id=name, prompt=prompt, params=made, bad_token_ids=words))
