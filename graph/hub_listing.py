@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,13 +31,12 @@ def remember(repo: str, revision: str | None, listing: Listing) -> Listing:
     kept["refs"][revision or _MAIN] = listing.commit
     kept["commits"][listing.commit] = dict(listing.files)
     path = _path(repo)
-    try:
+    # A cache that cannot be written costs a question the next time.
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as scratch:
             json.dump(kept, scratch)
         os.replace(scratch.name, path)
-    except OSError:  # a cache that cannot be written costs a question the next time
-        pass
     return listing
 
 

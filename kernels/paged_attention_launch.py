@@ -148,6 +148,7 @@ class _Launch:
     options: dict[str, Any]
 
     def decode(self, q: Tensor, out: Tensor, tiles: DecodeTiles, by_row: bool) -> None:
+        """Launch decode, and what joins its splits."""
         shape, splits = self.shape, tiles.splits
         slots = shape.tokens if by_row else shape.sequences
         count = slots * shape.heads * splits if splits > 1 else 0
@@ -194,6 +195,7 @@ class _Launch:
             )
 
     def hopper(self, q: Tensor, out: Tensor, least: int) -> None:
+        """Launch the prefill that is written for Hopper; sequences of fewer than ``least`` queries are left out."""
         shape = self.shape
         paged_prefill_hopper.launch(
             q,
@@ -210,6 +212,7 @@ class _Launch:
         )
 
     def prefill(self, q: Tensor, out: Tensor, tiles: PrefillTiles, least: int) -> None:
+        """Launch prefill, and what joins tiles whose keys were split; ``least`` as above."""
         shape, table = self.shape, self.inputs[1]
         _, _, starts, lengths, _, sinks, _ = self.inputs
         seen = min((self.constants[name] for name in ("WINDOW", "CHUNK") if self.constants[name]), default=0)
