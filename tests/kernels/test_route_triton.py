@@ -21,13 +21,18 @@ def logits_of(rows: int, experts: int, seed: int) -> torch.Tensor:
     return (places + torch.rand(places.shape, generator=generator) / 3) * (8 / experts) - 5
 
 
+def cap_error(scale: float = 1.0, cap: float = 0.0) -> float:
+    """What a softcap leaves uncertain near zero: its tanh is made of an exponential, exact to eps times the cap."""
+    return 4 * torch.finfo(torch.float32).eps * cap * scale
+
+
 def check(device: str, logits: torch.Tensor, *given: object, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
     expected, chosen = REFERENCE(logits, *given, **named)
     arguments = [value.to(device) if isinstance(value, torch.Tensor) else value for value in given]
     weights, ids = route_triton.route(logits.to(device), *arguments, **named)
     assert (weights.dtype, ids.dtype) == (torch.float32, torch.int32)
     assert ids.tolist() == chosen.tolist()
-    torch.testing.assert_close(weights.cpu(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights.cpu(), expected, rtol=1e-5, atol=1e-6 + cap_error(*given[12:]))
     return weights.cpu(), ids.cpu()
 
 
