@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from os.path import commonprefix
 
 import pytest
 
@@ -23,8 +24,8 @@ class Counting:
     def play(self, prompts, num_tokens, at_s=None):
         for prompt in prompts:
             whole = (*prompt, *[7] * (num_tokens - 1))
-            reused = max((len(each) for each in self.known if each == whole[: len(each)]), default=0)
-            if reused:
+            reused = max((len(commonprefix([each, whole])) for each in self.known), default=0)
+            if any(each == whole[: len(each)] for each in self.known):
                 self.turns += 1
                 if self.forgets and self.turns % self.forgets == 0:
                     reused = 0
