@@ -6,33 +6,67 @@ from torch.fx import Node
 
 from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter, refuse
-from treadle.graph.spec import Attention
+from treadle.graph.spec import Attention, SpecError
 from treadle.graph.state import LayerKV
 from treadle.graph.weights import AlibiSlopes, Ints
 
-_LATER = ("k_conv", "rel", "index")
+_LATER = ("k_conv", "index")
 
 
 def write_attention(writer: LayerWriter, op: Attention, h: Node, path: str, name: str) -> Node:
     """Append o(out_norm(gate * attention(q h, k h, v h)))."""
     refuse(path, {field: getattr(op, field) for field in _LATER})
+    if op.kv_from is not None:
+        return _write_shared(writer, op, h, path, name)
     q, k, v = _projections(writer, op, h, path, name)
     q, k = (_position(writer, op, t, path, f"{name}_{p}", p) for t, p in ((q, "q"), (k, "k")))
     v = writer.norm(op.v_norm, v, f"{path}.v_norm", f"{name}_v_norm")
-    if op.q_temperature is not None:
-        heat = op.q_temperature
-        q = writer.op(
-            "q_temperature", q, writer.step("positions"), heat.beta, heat.length, heat.shift, label=f"{name}_q_heat"
-        )
+    q = _heated(writer, op, q, f"{name}_q_heat")
     if op.diff is not None:
         v = _paired_values(writer, op, v, name)
-    o = _attend(writer, op, q, k, v, path, name)
+    if op.rel is not None:
+        o = _attend_relative(writer, op, (q, k, v), h, path, name)
+    else:
+        o = _attend(writer, op, q, k, v, path, name)
     if op.diff is not None:
         lambdas = [writer.weight(f"{path}.{part}", f"{name}_{part}") for part in ("lq1", "lk1", "lq2", "lk2")]
         o = writer.op("differential", o, *lambdas, op.diff.init, op.diff.eps, label=f"{name}_differential")
+    return _written(writer, op, o, h, path, name)
+
+
+def _written(writer: LayerWriter, op: Attention, o: Node, h: Node, path: str, name: str) -> Node:
+    """Append what follows the attention: gate, norm and output projection."""
     o = _gated(writer, op, o, h, path, name)
     o = writer.norm(op.out_norm, o, f"{path}.out_norm", f"{name}_out_norm")
     return writer.linear(o, f"{path}.o", f"{name}_o")
+
+
+def _write_shared(writer: LayerWriter, op: Attention, h: Node, path: str, name: str) -> Node:
+    """Append queries over the keys and values that another layer has appended."""
+    refuse(path, {"diff": op.diff, "rel": op.rel})
+    q = writer.linear(h, f"{path}.q", f"{name}_q")
+    if op.qk_norm is not None and op.qk_norm.scope == "full":
+        q = writer.norm(op.qk_norm, q, f"{path}.q_norm", f"{name}_q_norm")
+    q = writer.affine(q, clip=op.clip, label=f"{name}_q_clip")
+    q = writer.view(q, (-1, op.heads, op.head_dim), f"{name}_q_heads")
+    q = _heated(writer, op, _position(writer, op, q, path, f"{name}_q", "q"), f"{name}_q_heat")
+    assert op.kv_from is not None
+    kv, steps = _history(writer, op, path, writer.model.kv_of_layer.get(op.kv_from))
+    sinks, slopes = _sinks(writer, op, path, name), _slopes(writer, op)
+    o = writer.op(
+        "shared_attention", q, kv, *steps, sinks, op.cached_v_dim, op.scale, op.window, op.softcap, op.chunk, slopes,
+        label=f"{name}_attention",
+    )  # fmt: skip
+    return _written(writer, op, o, h, path, name)
+
+
+def _heated(writer: LayerWriter, op: Attention, q: Node, label: str) -> Node:
+    """Return queries, or what else is added to their logits, times what grows with their position."""
+    heat = op.q_temperature
+    if heat is None:
+        return q
+    positions = writer.step("positions")
+    return writer.op("q_temperature", q, positions, heat.beta, heat.length, heat.shift, heat.smooth, label=label)
 
 
 def _projections(writer: LayerWriter, op: Attention, h: Node, path: str, name: str) -> tuple[Node, Node, Node]:
@@ -63,21 +97,62 @@ def _position(writer: LayerWriter, op: Attention, x: Node, path: str, name: str,
     return x
 
 
+def _history(
+    writer: LayerWriter, op: Attention, path: str, shared: int | None = None
+) -> tuple[Node, tuple[Node, ...]]:
+    """Return the layer's history, its own or that of slot ``shared``, and the fields of a step that tell of it.
+
+    Raises: SpecError if the layer named by ``kv_from`` keeps another kind of history, or none.
+    """
+    assert writer.slot is None, f"{path}: a second history in one layer"
+    mine = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
+    if op.kv_from is None:
+        writer.slot = writer.model.add_kv(mine)
+    elif shared is None or writer.model.kv_layers[shared] != mine:
+        raise SpecError(f"{path}: layer {op.kv_from} keeps no such keys and values", key="kv_from", value=op.kv_from)
+    else:
+        writer.slot = shared
+    kv = writer.input("kv", Role.STATE, ("B", "L", op.kv_heads, op.head_dim + op.cached_v_dim), writer.model.dtype)
+    return kv, tuple(writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens"))
+
+
+def _sinks(writer: LayerWriter, op: Attention, path: str, name: str) -> Node | None:
+    return writer.weight(f"{path}.sinks", f"{name}_sinks") if op.sinks else None
+
+
+def _slopes(writer: LayerWriter, op: Attention) -> Node | None:
+    if op.alibi is None:
+        return None
+    return writer.bind(
+        "alibi_slopes", AlibiSlopes(op.heads, op.alibi.max_bias, op.scale if op.alibi.scaled else 1.0)
+    )
+
+
 def _attend(writer: LayerWriter, op: Attention, q: Node, k: Node, v: Node, path: str, name: str) -> Node:
     """Append the attention over the layer's history: [T, H, Dv]."""
-    assert writer.slot is None, f"{path}: a second history in one layer"
-    writer.slot = writer.model.add_kv(LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim))
-    kv = writer.input("kv", Role.STATE, ("B", "L", op.kv_heads, op.head_dim + op.cached_v_dim), writer.model.dtype)
-    steps = [writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens")]
-    sinks = writer.weight(f"{path}.sinks", f"{name}_sinks") if op.sinks else None
-    slopes = None
-    if op.alibi is not None:
-        factor = op.scale if op.alibi.scaled else 1.0
-        slopes = writer.bind("alibi_slopes", AlibiSlopes(op.heads, op.alibi.max_bias, factor))
+    kv, steps = _history(writer, op, path)
+    sinks, slopes = _sinks(writer, op, path, name), _slopes(writer, op)
     return writer.op(
         "attention", q, k, v, kv, *steps, sinks, op.scale, op.window, op.softcap, op.chunk, slopes,
         label=f"{name}_attention",
     )  # fmt: skip
+
+
+def _attend_relative(
+    writer: LayerWriter, op: Attention, qkv: tuple[Node, Node, Node], h: Node, path: str, name: str
+) -> Node:
+    """Append the attention with a bias by distance, which ``h`` makes: rel^T (r h)."""
+    refuse(path, {"sinks": op.sinks, "softcap": op.softcap, "chunk": op.chunk, "alibi": op.alibi, "diff": op.diff})
+    assert op.rel is not None
+    states = writer.linear(h, f"{path}.r", f"{name}_r")
+    states = writer.view(states, (-1, op.heads, op.rel.dim), f"{name}_r_heads")
+    bias = writer.linear(states, f"{path}.rel", f"{name}_rel")
+    bias = _heated(writer, op, bias, f"{name}_rel_heat")
+    kv, steps = _history(writer, op, path)
+    q, k, v = qkv
+    return writer.op(
+        "relative_attention", q, k, v, bias, kv, *steps, op.scale, op.window, label=f"{name}_attention"
+    )
 
 
 def _paired_values(writer: LayerWriter, op: Attention, v: Node, name: str) -> Node:

@@ -69,6 +69,10 @@ class BodyWriter:
         """Append the choice of the slices of ``dim`` that ``places`` lists."""
         return self.call(torch.ops.aten.index_select.default, x, dim, places, label=label)
 
+    def concat(self, parts: Sequence[Node], dim: int, label: str) -> Node:
+        """Append the concatenation of ``parts`` along ``dim``."""
+        return self.call(torch.ops.aten.cat.default, list(parts), dim, label=label)
+
     def item(self, x: Node, index: int, label: str) -> Node:
         """Append the choice of one result of a call that returns several."""
         return self.call(operator.getitem, x, index, label=label)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, Op, SpecError, Sub
+from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, Op, PerLayerInput, SpecError, Sub
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,18 @@ def expected(spec: ModelSpec) -> dict[str, Expected]:
     """
     wanted = _embed(spec)
     wanted |= _norm("embed.norm", spec.embed.norm, spec.hidden)
+    wanted |= _per_layer(spec)
+    banked = False
     for layer in spec.layers:
         for sub in layer.subs:
             wanted.update(_sub(f"layers.{layer.index}.{sub.name}", sub, spec.hidden))
+            wanted.update(_mixing(f"layers.{layer.index}.{sub.name}", spec, banked))
+            banked = banked or sub.snapshot
+        if spec.layer_scalar:
+            wanted[f"layers.{layer.index}.scalar"] = Expected((1,), "norm")
+        if spec.per_layer_input is not None:
+            wanted.update(_layer_input(f"layers.{layer.index}.ple", spec.per_layer_input, spec.hidden))
+    wanted.update(_mixing("head_mix", spec, banked, head=True))
     wanted |= _norm("final_norm", spec.final_norm, spec.hidden)
     if not spec.head.tied:
         wanted["head.weight"] = Expected((spec.vocab, spec.embed.width or spec.hidden))
@@ -49,6 +58,40 @@ def _embed(spec: ModelSpec) -> dict[str, Expected]:
         rows = spec.max_positions + embed.positions.offset
         wanted["embed.positions"] = Expected((rows, spec.hidden), "embedding")
     return wanted
+
+
+def _mixing(path: str, spec: ModelSpec, banked: bool, head: bool = False) -> Iterator[tuple[str, Expected]]:
+    """Yield the weights that a sublayer, or the head, mixes residual streams by."""
+    residual, hidden = spec.residual, spec.hidden
+    if residual.kind == "attn_res" and banked:
+        yield f"{path}.res.norm.weight", Expected((hidden,), "norm")
+        yield f"{path}.res.proj.weight", Expected((1, hidden))
+    if residual.kind in ("mhc", "hc_diag"):
+        count = residual.streams
+        rows = count if head else 2 * count if residual.kind == "hc_diag" else (2 + count) * count
+        scales = 1 if head else 2 if residual.kind == "hc_diag" else 3
+        yield f"{path}.hc.fn", Expected((rows, count * hidden))
+        yield f"{path}.hc.base", Expected((rows,), "bias")
+        yield f"{path}.hc.scale", Expected((scales,), "norm")
+
+
+def _per_layer(spec: ModelSpec) -> Mapping[str, Expected]:
+    """Return the weights of the second embedding, before any layer."""
+    given = spec.per_layer_input
+    if given is None:
+        return {}
+    width = len(spec.layers) * given.dim
+    return {
+        "ple.embed": Expected((spec.vocab, width), "embedding"),
+        "ple.proj.weight": Expected((width, spec.hidden)),
+        **_norm("ple.norm", given.norm, given.dim),
+    }
+
+
+def _layer_input(path: str, given: PerLayerInput, hidden: int) -> Iterator[tuple[str, Expected]]:
+    yield f"{path}.gate.weight", Expected((given.dim, hidden))
+    yield f"{path}.proj.weight", Expected((hidden, given.dim))
+    yield from _norm(f"{path}.post", given.norm, hidden).items()
 
 
 def _sub(path: str, sub: Sub, hidden: int) -> Iterator[tuple[str, Expected]]:
@@ -86,6 +129,8 @@ def _mlp(path: str, op: Feedforward, hidden: int) -> Iterator[tuple[str, Expecte
             yield f"{path}.{name}", Expected(XIELU[name], "bias")
     yield from _norm(f"{path}.inner_norm", op.inner_norm, inner).items()
     yield from _linear(f"{path}.down", hidden, inner, op.bias)
+    if op.learned_scale:
+        yield f"{path}.global_scale", Expected((1,), "norm")
 
 
 XIELU: Mapping[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
@@ -99,6 +144,10 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
     yield from _linear(f"{path}.router", routed + router.always, hidden, router.bias)
     if router.correction:
         yield f"{path}.correction", Expected((routed,), "bias")
+    if router.hash:
+        yield f"{path}.hash", Expected((-1, op.top_k), "ids")
+    if router.learned_scale:
+        yield f"{path}.router_scale", Expected((1,), "norm")
     if router.per_expert_scale:
         yield f"{path}.expert_scale", Expected((routed + router.always,), "norm")
     yield from _norm(f"{path}.expert_pre", op.pre, hidden).items()
@@ -125,14 +174,19 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
 
 def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Expected]]:
     widths = {"q": op.heads * op.head_dim, "k": op.kv_heads * op.head_dim, "v": op.kv_heads * op.v_head_dim}
-    for name in "qk" if op.v_from_k else "qkv":
+    own = "q" if op.kv_from is not None else "qk"
+    for name in own if op.v_from_k or op.kv_from is not None else "qkv":
         yield from _linear(f"{path}.{name}", widths[name], hidden, op.bias)
     if op.qk_norm is not None:
         heads = {"q": op.heads, "k": op.kv_heads}
-        for name in ("q", "k"):
+        for name in own:
             shapes = {"full": (widths[name],), "head": (op.head_dim,), "each_head": (heads[name], op.head_dim)}
             yield from _norm(f"{path}.{name}_norm", op.qk_norm, *shapes[op.qk_norm.scope]).items()
-    yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
+    if op.kv_from is None:
+        yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
+    if op.rel is not None:
+        yield from _linear(f"{path}.r", op.heads * op.rel.dim, hidden, False)
+        yield f"{path}.rel.weight", Expected((op.rel.extent, op.rel.dim))
     yield from _norm(f"{path}.out_norm", op.out_norm, op.heads * op.v_head_dim).items()
     if op.sinks:
         yield f"{path}.sinks", Expected((op.heads,), "bias")

@@ -41,6 +41,8 @@ class ModelContext:
         self.shapes = Shapes()
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.kv_layers: list[LayerKV] = []
+        self.kv_of_layer: dict[int, int] = {}
+        """slot of a layer's own keys and values, by the layer's index"""
 
     def add_kv(self, layer: LayerKV) -> int:
         """Return the slot of a new layer of the paged KV state."""
@@ -57,9 +59,9 @@ class LayerWriter(BodyWriter):
         self.bound: dict[str, WeightExpr] = {}
         self.slot: int | None = None
 
-    def stream(self, name: str, width: int) -> Node:
-        """Return the input that carries ``name`` from the call before, [T, width]."""
-        return self.input(name, Role.STREAM, ("T", width), self.model.dtype)
+    def stream(self, name: str, *dims: int) -> Node:
+        """Return the input that carries ``name`` from an earlier call, [T, *dims]."""
+        return self.input(name, Role.STREAM, ("T", *dims), self.model.dtype)
 
     def weight(self, canonical: str, name: str) -> Node:
         """Return the input bound to a canonical weight, in the model's dtype."""
@@ -71,6 +73,13 @@ class LayerWriter(BodyWriter):
     def optional(self, canonical: str, name: str) -> Node | None:
         """Return the same, or None where the checkpoint has no such tensor."""
         return self.weight(canonical, name) if canonical in self.model.tensors else None
+
+    def wide(self, canonical: str, name: str) -> Node:
+        """Return the input bound to a canonical weight in float32, whatever the model's dtype."""
+        tensor = self.model.tensors.get(canonical)
+        if tensor is None:
+            raise SpecError(f"the checkpoint has no {canonical}")
+        return self.bind(name, Leaf(canonical, tuple(tensor.shape), "float32"))
 
     def bind(self, name: str, expr: WeightExpr) -> Node:
         """Return the input ``name``, bound to ``expr`` in this call."""

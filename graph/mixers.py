@@ -34,6 +34,8 @@ class Temperature(Data, frozen=True, kw_only=True):
     beta: Real
     length: Size
     shift: int = 0
+    smooth: bool = False
+    """1 + beta * log(max(1, (position + shift) / length)) instead"""
 
 
 class Index(Data, frozen=True, kw_only=True):
@@ -56,9 +58,10 @@ class Index(Data, frozen=True, kw_only=True):
 
 
 class Relative(Data, frozen=True, kw_only=True):
-    """A learned bias by distance, up to ``extent``."""
+    """A learned bias by distance, up to ``extent``: rel^T (r x), weights r [heads * dim, C] and rel [extent, dim]."""
 
     extent: Size
+    dim: Size
 
 
 class Differential(Data, frozen=True, kw_only=True):

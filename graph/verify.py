@@ -7,6 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
+from treadle.graph import attention_ops, pointwise_ops, residual_ops
 from treadle.graph.ir import Body, Call, Graph, Level, Role, role
 
 VIEWS = frozenset(
@@ -14,6 +15,7 @@ VIEWS = frozenset(
         torch.ops.aten.view.default,
         torch.ops.aten.split_with_sizes.default,
         torch.ops.aten.index_select.default,
+        torch.ops.aten.cat.default,
         torch.ops.aten._to_copy.default,
         operator.getitem,
     }
@@ -41,12 +43,14 @@ POINTWISE = frozenset(
         "experts",
         "experts_int8",
         "identity_experts",
+        *pointwise_ops.SCHEMAS,
+        *residual_ops.SCHEMAS,
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | {"attention"},
+    Level.MODEL: POINTWISE | {"attention", *attention_ops.MODEL_OPS},
     Level.SHARDED: POINTWISE
     | {
         "add_norm",
@@ -57,6 +61,7 @@ LEVEL_OPS = {
         "rope_cache_write",
         "norm_rope_cache_write",
         "paged_attention",
+        "paged_relative_attention",
     },
 }
 

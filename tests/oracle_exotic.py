@@ -1,0 +1,42 @@
+"""The cases of families whose layers have an unusual shape: wide residual streams, second embeddings, shared keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oracle_case import FULL, LEFT_OUT, SLIDING, Case
+
+GEMMA4: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL],
+    "sliding_window": 9,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 160,
+    "global_head_dim": 32,
+}
+GEMMA4_MOE: Mapping[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+EXOTIC: dict[str, Case] = {
+    "gemma4": Case("gemma4_text", GEMMA4),
+    "gemma4-moe": Case(
+        "gemma4_text",
+        {**GEMMA4, **GEMMA4_MOE, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+         "num_global_key_value_heads": 1, "final_logit_softcapping": 2.0},
+    ),
+    "gemma4-shared": Case(
+        "gemma4_text",
+        {**GEMMA4, "num_hidden_layers": 6, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL],
+         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "global_head_dim": 16,
+         "attention_bias": True, "tie_word_embeddings": False,
+         "rope_parameters": {
+             SLIDING: {"rope_type": "default", "rope_theta": 777.0},
+             FULL: {"rope_type": "proportional", "rope_theta": 4321.0, "partial_rotary_factor": 0.5},
+         }},
+    ),
+}  # fmt: skip
+_ = LEFT_OUT
