@@ -7,7 +7,6 @@ from torch.fx import Node
 from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.spec import Attention, SpecError
-from treadle.graph.state import LayerKV
 from treadle.graph.weights import AlibiSlopes, Ints
 
 _LATER = ("k_conv", "index")
@@ -50,8 +49,7 @@ def _write_shared(writer: LayerWriter, op: Attention, h: Node, path: str, name: 
     q = writer.affine(q, clip=op.clip, label=f"{name}_q_clip")
     q = writer.view(q, (-1, op.heads, op.head_dim), f"{name}_q_heads")
     q = _heated(writer, op, _position(writer, op, q, path, f"{name}_q", "q"), f"{name}_q_heat")
-    assert op.kv_from is not None
-    kv, steps = _history(writer, op, path, writer.model.kv_of_layer.get(op.kv_from))
+    kv, steps = _history(writer, op, path)
     sinks, slopes = _sinks(writer, op, path, name), _slopes(writer, op)
     o = writer.op(
         "shared_attention", q, kv, *steps, sinks, op.cached_v_dim, op.scale, op.window, op.softcap, op.chunk, slopes,
@@ -97,22 +95,23 @@ def _position(writer: LayerWriter, op: Attention, x: Node, path: str, name: str,
     return x
 
 
-def _history(
-    writer: LayerWriter, op: Attention, path: str, shared: int | None = None
-) -> tuple[Node, tuple[Node, ...]]:
-    """Return the layer's history, its own or that of slot ``shared``, and the fields of a step that tell of it.
+def _history(writer: LayerWriter, op: Attention, path: str) -> tuple[Node, tuple[Node, ...]]:
+    """Return the history that ``op`` reads, its own or another layer's, and the fields of a step that tell of it.
 
-    Raises: SpecError if the layer named by ``kv_from`` keeps another kind of history, or none.
+    Raises: SpecError if the layer that ``kv_from`` names keeps no such history.
     """
-    assert writer.slot is None, f"{path}: a second history in one layer"
-    mine = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
+    known, layer = writer.model.kv_of_layer, int(path.split(".")[1])
     if op.kv_from is None:
-        writer.slot = writer.model.add_kv(mine)
-    elif shared is None or writer.model.kv_layers[shared] != mine:
-        raise SpecError(f"{path}: layer {op.kv_from} keeps no such keys and values", key="kv_from", value=op.kv_from)
+        (kv,) = writer.keep(op, path)
+        known[layer] = (op, writer.states[kv.name])
     else:
-        writer.slot = shared
-    kv = writer.input("kv", Role.STATE, ("B", "L", op.kv_heads, op.head_dim + op.cached_v_dim), writer.model.dtype)
+        owner, slot = known.get(op.kv_from, (None, None))
+        fields = ("kv_heads", "head_dim", "cached_v_dim", "window", "chunk")
+        if owner is None or slot is None or any(getattr(owner, f) != getattr(op, f) for f in fields):
+            raise SpecError("that layer keeps no such keys and values", key=f"{path}.kv_from", value=op.kv_from)
+        writer.states["kv"] = slot
+        shape = ("B", "L", op.kv_heads, op.head_dim + op.cached_v_dim)
+        kv = writer.input("kv", Role.STATE, shape, writer.model.dtype)
     return kv, tuple(writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens"))
 
 

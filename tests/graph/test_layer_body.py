@@ -80,7 +80,7 @@ def test_a_sublayer_may_read_what_another_has_read_and_its_result_may_be_added_l
     assert "aside_up = op.linear(h, aside_up_weight, None)" in written
     assert sums(written) == [
         "one_residual = op.add(x, one_down, 1.0, 1.0)",
-        "two_with_late = op.add(two_down, aside_down, 1.0, 1.0)",
+        "two_with_late = op.add(two_down, aside_down)",
         "two_residual = op.add(one_residual, two_with_late, 1.0, 1.0)",
     ]
 
