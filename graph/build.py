@@ -14,15 +14,9 @@ from torch.fx import Node
 
 from treadle.graph.ir import Body, Call, Graph, Level
 from treadle.graph.layer_body import write_layer
-<<<<<<< HEAD
 from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext, TensorLike
 from treadle.graph.residual_body import flow_of, open_flow, snapshots_before
 from treadle.graph.spec import Layer, ModelSpec, PerLayerInput, SpecError
-from treadle.graph.state import PagedKV
-=======
-from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext, TensorLike, refuse
-from treadle.graph.spec import Layer, ModelSpec, SpecError
->>>>>>> main
 from treadle.graph.weights import SineRows
 
 __all__ = ["BuildOptions", "TensorLike", "build"]
@@ -117,8 +111,6 @@ class _ModelBuilder:
         known = self._by_key.get(key)
         writer = LayerWriter(self.context)
         outputs = write_layer(writer, layer, next_norm, next_path, snapshots)
-        if writer.slot is not None:
-            self.context.kv_of_layer[layer.index] = writer.slot
         if known is None:
             known = self._by_key[key] = f"layer{len(self._by_key)}"
             self.bodies[known] = writer.finish(known, outputs)

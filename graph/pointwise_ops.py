@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 SCHEMAS: dict[str, str] = {
-    # x times a weight that broadcasts over it
-    "multiply": "(Tensor x, Tensor weight) -> Tensor",
     # act_mul with limits and learned forms: as kernels.experts says
     "glu": "(Tensor gate, Tensor up, str act, float limit=0.0, float alpha=1.702, float beta=0.0,"
     " float linear_beta=0.0) -> Tensor",
@@ -32,4 +30,4 @@ def _hash_route(logits: Tensor, token_ids: Tensor, table: Tensor, *_: object, **
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 
 
-SHAPES: dict[str, Callable[..., object]] = {"multiply": _first, "glu": _first, "hash_route": _hash_route}
+SHAPES: dict[str, Callable[..., object]] = {"glu": _first, "hash_route": _hash_route}

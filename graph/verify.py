@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from treadle.graph import attention_ops, pointwise_ops, residual_ops
 from treadle.graph.ir import Body, Call, Graph, Level, Role, role
+from treadle.graph.recurrent_ops import POINTWISE_SCHEMAS, STATE_SCHEMAS
 
 VIEWS = frozenset(
     {
@@ -45,13 +46,15 @@ POINTWISE = frozenset(
         "identity_experts",
         *pointwise_ops.SCHEMAS,
         *residual_ops.SCHEMAS,
+        *POINTWISE_SCHEMAS,
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | {"attention", *attention_ops.MODEL_OPS},
+    Level.MODEL: POINTWISE | STATE_SCHEMAS.keys() | {"attention", *attention_ops.MODEL_OPS},
     Level.SHARDED: POINTWISE
+    | STATE_SCHEMAS.keys()
     | {
         "add_norm",
         "gated_activation",

@@ -1,4 +1,4 @@
-"""multiply: x times a learned weight that broadcasts over it, such as the one scale of a layer."""
+"""multiply: the product of two tensors, or of every row with one vector."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 from treadle.kernels.registry import register_reference
 
 
-def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the product in the dtype of ``x``. Shapes: x [..., C]; weight [1] or [C]."""
-    return x * weight.to(x.dtype)
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Return x * y. Shapes: x [T, C]; y [T, C] or [C]; both of one dtype."""
+    return x * y
 
 
 register_reference("multiply", multiply, inline=True)

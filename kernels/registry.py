@@ -52,13 +52,20 @@ OP_MODULES = (
     "experts",
     "experts_int8",
     "identity_experts",
-    "multiply",
     "glu",
     "hash_route",
     "hyper",
     "res_mix",
     "begin_step",
     "end_step",
+    "multiply",
+    "gated_norm",
+    "time_step",
+    "log_decay",
+    "conv1d",
+    "delta_rule",
+    "ssm_scan",
+    "selective_scan",
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 
