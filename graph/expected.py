@@ -97,6 +97,8 @@ def _layer_input(path: str, given: PerLayerInput, hidden: int) -> Iterator[tuple
 def _sub(path: str, sub: Sub, hidden: int) -> Iterator[tuple[str, Expected]]:
     for name in ("pre", "post", "post_residual"):
         yield from _norm(f"{path}.{name}", getattr(sub, name), hidden).items()
+    if sub.post_conv:
+        yield f"{path}.post_conv.weight", Expected((hidden, sub.post_conv))
     if sub.op is not None:
         yield from _op(path, sub.op, hidden)
     for branch in sub.branches:
@@ -184,6 +186,8 @@ def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Exp
             yield from _norm(f"{path}.{name}_norm", op.qk_norm, *shapes[op.qk_norm.scope]).items()
     if op.kv_from is None:
         yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
+    for name in "kv" if op.kv_conv else "":
+        yield f"{path}.{name}_conv.weight", Expected((widths[name], op.kv_conv))
     if op.rel is not None:
         yield from _linear(f"{path}.r", op.heads * op.rel.dim, hidden, False)
         yield f"{path}.rel.weight", Expected((op.rel.extent, op.rel.dim))

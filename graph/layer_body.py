@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from treadle.conf.errors import nearest
 from treadle.graph.attention_body import write_attention
+from treadle.graph.layer_state import kept_behind
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
@@ -23,9 +24,6 @@ WRITERS: dict[type[Any], Callable[..., Node]] = {
 }
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""
-
-_LATER = ("post_conv",)
-
 
 def write_layer(
     writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_path: str, snapshots: int = 0
@@ -72,10 +70,9 @@ def _value(values: Mapping[str, Node], name: str, where: str) -> Node:
 
 def _write_sub(writer: LayerWriter, flow: Flow, sub: Sub, h: Node, path: str, values: dict[str, Node]) -> None:
     """Write a sublayer: its result goes to what flows, or is held for a later one."""
-    refuse(path, {name: getattr(sub, name) for name in _LATER})
     if sub.tap is not None:
         values[sub.tap] = h
-    plain = sub.post is None and sub.hold is None and sub.add is None
+    plain = sub.post is None and sub.hold is None and sub.add is None and not sub.post_conv
     if isinstance(flow, SumFlow) and sub.op is None and plain:
         # each branch is added by itself, so that it may join its product
         kept = flow.kept(sub, h)
@@ -86,6 +83,9 @@ def _write_sub(writer: LayerWriter, flow: Flow, sub: Sub, h: Node, path: str, va
     else:
         y = _add_branches(writer, sub, None, (flow.x, h), path, 1.0, 1.0)
     y = writer.norm(sub.post, y, f"{path}.post", f"{sub.name}_post")
+    if sub.post_conv:
+        (memory,) = writer.keep_states(kept_behind(sub, writer.model.spec.hidden, writer.model.options.dtype), path)
+        y = writer.added_conv(y, memory, f"{path}.post_conv", memory.name.replace("post_conv", "behind"))
     if sub.hold is not None:
         values[sub.hold] = y
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from treadle.graph.mixers import Attention
-from treadle.graph.spec import ModelSpec, Op
+from treadle.graph.spec import ModelSpec, Op, Sub
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
 
@@ -47,11 +47,25 @@ class Weights(NamedTuple):
 NOTHING = Kept(appended={}, parts={})
 
 
-def _attention(op: Attention, _: Weights) -> Kept:
+def _attention(op: Attention, weights: Weights) -> Kept:
     if op.kv_from is not None:
         return NOTHING
     layer = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
-    return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts={})
+    widths = {"k_conv": op.kv_heads * op.head_dim, "v_conv": op.kv_heads * op.v_head_dim} if op.kv_conv else {}
+    parts = {name: conv_part(width, op.kv_conv, weights.dtype) for name, width in widths.items()}
+    return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts=parts)
+
+
+def conv_part(channels: int, width: int, dtype: str) -> BlockPart:
+    """Return what a causal convolution of ``width`` tokens keeps: its last inputs, oldest first."""
+    return BlockPart(kind="conv", shape=(channels, width - 1), dtype=dtype)
+
+
+def kept_behind(sub: Sub, hidden: int, dtype: str) -> Kept:
+    """Return what a sublayer keeps beside its op: that of the convolution behind it."""
+    if not sub.post_conv:
+        return NOTHING
+    return Kept(appended={}, parts={f"{sub.name}_post_conv": conv_part(hidden, sub.post_conv, dtype)})
 
 
 KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention}
@@ -73,4 +87,5 @@ def state_of(spec: ModelSpec, tensors: Mapping[str, Shaped], builder: StateBuild
                 if op is not None:
                     weights = Weights(f"layers.{layer.index}.{name}", tensors, builder.dtype)
                     kept_by(op, weights).place(builder)
+            kept_behind(sub, spec.hidden, builder.dtype).place(builder)
     return builder.state()

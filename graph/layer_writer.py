@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from treadle.graph.body import BodyWriter
 from treadle.graph.ir import Role, Shapes
-from treadle.graph.layer_state import Shaped, Weights, kept_by
+from treadle.graph.layer_state import Kept, Shaped, Weights, kept_by
 from treadle.graph.spec import Attention, ModelSpec, Norm, Op, RopeTable, SpecError
 from treadle.graph.state import Slot, StateBuilder
 from treadle.graph.weights import Ints, Leaf, RopeRows, WeightExpr
@@ -57,21 +57,22 @@ class LayerWriter(BodyWriter):
 
     def weight(self, canonical: str, name: str) -> Node:
         """Return the input bound to a canonical weight, in the model's dtype."""
+        return self.bind(name, self.leaf(canonical))
+
+    def float32(self, canonical: str, name: str) -> Node:
+        """Return the input bound to a canonical weight in float32, whatever the model's dtype."""
+        return self.bind(name, self.leaf(canonical, "float32"))
+
+    def leaf(self, canonical: str, dtype: str = "") -> Leaf:
+        """Return a canonical weight as an expression, in the model's dtype unless another is given."""
         tensor = self.model.tensors.get(canonical)
         if tensor is None:
             raise SpecError(f"the checkpoint has no {canonical}")
-        return self.bind(name, Leaf(canonical, tuple(tensor.shape), self.model.options.dtype))
+        return Leaf(canonical, tuple(tensor.shape), dtype or self.model.options.dtype)
 
     def optional(self, canonical: str, name: str) -> Node | None:
         """Return the same, or None where the checkpoint has no such tensor."""
         return self.weight(canonical, name) if canonical in self.model.tensors else None
-
-    def wide(self, canonical: str, name: str) -> Node:
-        """Return the input bound to a canonical weight in float32, whatever the model's dtype."""
-        tensor = self.model.tensors.get(canonical)
-        if tensor is None:
-            raise SpecError(f"the checkpoint has no {canonical}")
-        return self.bind(name, Leaf(canonical, tuple(tensor.shape), "float32"))
 
     def bind(self, name: str, expr: WeightExpr) -> Node:
         """Return the input ``name``, bound to ``expr`` in this call."""
@@ -88,8 +89,10 @@ class LayerWriter(BodyWriter):
 
         Shapes: a dense history [B, L, K, Dk + Dv]; the bytes of a part of the block, [B, nbytes].
         """
-        options = self.model.options
-        kept = kept_by(op, Weights(path, self.model.tensors, options.dtype))
+        return self.keep_states(kept_by(op, Weights(path, self.model.tensors, self.model.options.dtype)), path)
+
+    def keep_states(self, kept: Kept, path: str) -> list[Node]:
+        """Return an input for each of the given states."""
         slots = kept.place(self.model.states)
         assert not slots.keys() & self.states.keys(), f"{path}: two states of one name in one body"
         self.states |= slots
@@ -106,6 +109,12 @@ class LayerWriter(BodyWriter):
         offset = self.bind(offset_name(memory.name), Ints((0,)))
         fields = [self.step(name) for name in ("q_starts", "positions", "kv_lens")]
         return [memory, self.step("blocks"), offset, *fields]
+
+    def added_conv(self, x: Node, memory: Node, path: str, name: str) -> Node:
+        """Append x + conv(x), with the causal convolution whose weight is ``path``.weight [C, K]."""
+        weight = self.weight(f"{path}.weight", f"{name}_weight")
+        y = self.op("conv1d", x, weight, None, *self.state_tail(memory), "none", label=name)
+        return self.op("add", x, y, label=f"{name}_added")
 
     def norm(self, norm: Norm | None, x: Node, path: str, name: str) -> Node:
         """Append a norm over the last dim; None leaves x as it is."""

@@ -117,7 +117,8 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
     v_from_k: bool = False
     kv_from: Count | None = None
     """the layer whose keys and values are read instead of own ones"""
-    k_conv: bool = False
+    kv_conv: Count = 0
+    """k + conv(k) and v + conv(v), causal convolutions of so many tokens with weights k_conv and v_conv; 0: none"""
     rel: Relative | None = None
     diff: Differential | None = None
     index: Index | None = None

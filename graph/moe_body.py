@@ -70,7 +70,7 @@ def _route(writer: LayerWriter, op: Moe, x: Node, path: str, name: str) -> tuple
     chosen = _hashed(writer, op, logits, path, name) if router.hash else _chosen(writer, op, logits, path, name)
     weights, ids = writer.item(chosen, 0, f"{name}_weights"), writer.item(chosen, 1, f"{name}_ids")
     if router.learned_scale:
-        scale = writer.wide(f"{path}.router_scale", f"{name}_router_scale")
+        scale = writer.float32(f"{path}.router_scale", f"{name}_router_scale")
         weights = writer.op("multiply", weights, scale, label=f"{name}_weights_scaled")
     return weights, ids
 
@@ -84,9 +84,7 @@ def _hashed(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) ->
         {field: getattr(router, field) for field in ("always", "score_after_topk", "softcap", "sparsemixer")}
         | {"groups": groups and router.groups, "per_expert_scale": router.per_expert_scale},
     )
-    table = writer.bind(
-        f"{name}_hash", Leaf(f"{path}.hash", tuple(writer.model.tensors[f"{path}.hash"].shape), "int32")
-    )
+    table = writer.bind(f"{name}_hash", writer.leaf(f"{path}.hash", "int32"))
     return writer.op(
         "hash_route", logits, writer.step("token_ids"), table, router.score, router.normalize, router.norm_eps,
         router.norm_min, router.scale, label=f"{name}_route",
@@ -99,8 +97,8 @@ def _chosen(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) ->
     return writer.op(
         "route",
         logits,
-        writer.wide(f"{path}.correction", f"{name}_correction") if router.correction else None,
-        writer.wide(f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
+        writer.float32(f"{path}.correction", f"{name}_correction") if router.correction else None,
+        writer.float32(f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
         op.top_k,
         "sparsemixer" if router.sparsemixer else router.score,
         router.score_after_topk,
@@ -124,9 +122,9 @@ def _logits(writer: LayerWriter, router: Router, x: Node, path: str, name: str) 
         return writer.linear(x, f"{path}.router", f"{name}_router")
     if writer.model.dtype != torch.float32:
         x = writer.call(torch.ops.aten._to_copy.default, x, dtype=torch.float32, label=f"{name}_router_in")
-    weight = writer.wide(f"{path}.router.weight", f"{name}_router_weight")
+    weight = writer.float32(f"{path}.router.weight", f"{name}_router_weight")
     bias = f"{path}.router.bias"
-    given = writer.wide(bias, f"{name}_router_bias") if bias in writer.model.tensors else None
+    given = writer.float32(bias, f"{name}_router_bias") if bias in writer.model.tensors else None
     return writer.op("linear", x, weight, given, label=f"{name}_router")
 
 

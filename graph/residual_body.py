@@ -106,7 +106,7 @@ class HyperFlow(_Wide):
     def read(self, sub: Sub, path: str) -> Node:
         """Return the sublayer's sum of the streams."""
         writer, residual, name = self.writer, self.residual, sub.name
-        weights = [writer.wide(f"{path}.hc.{part}", f"{name}_hc_{part}") for part in ("fn", "base", "scale")]
+        weights = [writer.float32(f"{path}.hc.{part}", f"{name}_hc_{part}") for part in ("fn", "base", "scale")]
         made = writer.op(
             "hyper_pre", self.streams, *weights, HYPER_KINDS[residual.kind], residual.iters, residual.eps,
             residual.norm_eps, residual.magnitude, label=f"{name}_hyper",
@@ -131,7 +131,7 @@ class HyperFlow(_Wide):
     def close(self) -> Node:
         """Return the head's sum of the streams."""
         writer, residual = self.writer, self.residual
-        weights = [writer.wide(f"head_mix.hc.{part}", f"head_hc_{part}") for part in ("fn", "base", "scale")]
+        weights = [writer.float32(f"head_mix.hc.{part}", f"head_hc_{part}") for part in ("fn", "base", "scale")]
         return writer.op("hyper_close", self.streams, *weights, residual.eps, residual.norm_eps, label="head_mix")
 
 

@@ -191,7 +191,8 @@ class Sub(Data, frozen=True, kw_only=True):
     out_scale: Real = 1.0
     residual_from: Literal["input", "normed"] = "input"
     post_residual: Norm | None = None
-    post_conv: bool = False
+    post_conv: Count = 0
+    """y + conv(y) of the result, a causal convolution of so many tokens with weight ``post_conv``; 0: none"""
     tap: str | None = None
     """the name under which later sublayers of the layer find what this one's op reads"""
     source: str | None = msgspec.field(default=None, name="from")
@@ -281,6 +282,7 @@ class Rule(Data, frozen=True, kw_only=True):
     """swap the last two axes last"""
     gsplit: Split | None = None
     reshape: tuple[int, ...] | None = None
+    """one -1 stands for what is left"""
     scale: float | None = None
     layers: tuple[int, ...] | None = None
     """only where the first group is one of these"""

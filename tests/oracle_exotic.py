@@ -21,6 +21,23 @@ GEMMA4_MOE: Mapping[str, Any] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
+WIDE, NARROW = "hybrid", "hybrid_sliding"
+INKLING: Mapping[str, Any] = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 1,
+    "swa_head_dim": 24,
+    "sliding_window_size": 9,
+    "rel_extent": 20,
+    "d_rel": 6,
+    "layer_types": [NARROW, WIDE, NARROW],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "logits_mup_width_multiplier": 2.0,
+    "route_scale": 1.7,
+}
 EXOTIC: dict[str, Case] = {
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4-moe": Case(
@@ -38,5 +55,10 @@ EXOTIC: dict[str, Case] = {
              FULL: {"rope_type": "proportional", "rope_theta": 4321.0, "partial_rotary_factor": 0.5},
          }},
     ),
+    "inkling": Case("inkling_text", INKLING),
+    "inkling-options": Case(
+        "inkling_text",
+        {**INKLING, "layer_types": LEFT_OUT, "local_layer_ids": [1], "conv_kernel_size": 3, "n_shared_experts": 1,
+         "log_scaling_n_floor": 5, "log_scaling_alpha": 0.4, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
 }  # fmt: skip
-_ = LEFT_OUT
