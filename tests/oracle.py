@@ -166,7 +166,8 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    biases = ("correction_bias", "expert_bias")
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(biases)]
     for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
         if name in ones or weight.ndim == 1:
