@@ -166,7 +166,7 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    stored = ("correction_bias", "layer_scalar", "tid2eid")
+    stored = ("correction_bias", "expert_bias", "layer_scalar", "tid2eid")
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(stored)]
     for name, weight in (*model.named_parameters(), *buffers):
         if name.endswith("tid2eid"):
