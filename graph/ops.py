@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from treadle.graph import attention_ops, pointwise_ops, recurrent_ops, residual_ops
+from treadle.graph import attention_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
 
 _library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
@@ -126,7 +126,7 @@ SCHEMAS: dict[str, str] = {
 }
 
 
-SCHEMAS |= pointwise_ops.SCHEMAS | residual_ops.SCHEMAS | attention_ops.SCHEMAS
+SCHEMAS |= pointwise_ops.SCHEMAS | residual_ops.SCHEMAS | attention_ops.SCHEMAS | scan_ops.SCHEMAS
 
 
 def _same(x: Tensor, *_: object, **__: object) -> Tensor:
@@ -241,6 +241,7 @@ SHAPES: dict[str, Callable[..., object]] = {
     **pointwise_ops.SHAPES,
     **residual_ops.SHAPES,
     **attention_ops.SHAPES,
+    **scan_ops.SHAPES,
 }
 
 WRITES_STATE = frozenset(
@@ -248,6 +249,7 @@ WRITES_STATE = frozenset(
         *("attention", "cache_write", "rope_cache_write", "begin_step", "end_step"),
         *recurrent_ops.STATE_SCHEMAS,
         *attention_ops.WRITES_STATE,
+        *scan_ops.STATE_SCHEMAS,
     }
 )
 """Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_PART = "Tensor(a!) memory, Tensor blocks, Tensor offset, Tensor q_starts, Tensor positions, Tensor kv_lens"
+PART = "Tensor(a!) memory, Tensor blocks, Tensor offset, Tensor q_starts, Tensor positions, Tensor kv_lens"
 
 POINTWISE_SCHEMAS: dict[str, str] = {
     # x times y; x [T, C], y [T, C] or [C]
@@ -37,18 +37,18 @@ POINTWISE_SCHEMAS: dict[str, str] = {
 STATE_SCHEMAS: dict[str, str] = {
     # causal, each channel apart: act(bias + sum_j weight[c, j] * x[t - K + 1 + j, c]); x [T, C], weight [C, K];
     # state [C, K - 1] in x's dtype: the last K - 1 inputs, oldest first
-    "conv1d": f"(Tensor x, Tensor weight, Tensor? bias, {_PART}, str act='none') -> Tensor",
+    "conv1d": f"(Tensor x, Tensor weight, Tensor? bias, {PART}, str act='none') -> Tensor",
     # q, k [T, Hk, Dk], v [T, Hv, Dv], g [T, Hv] or [T, Hv, Dk] float32, beta [T, Hv] float32 -> [T, Hv, Dv].
     # S [Hv, Dk, Dv] float32: S = exp(g) S; S = S + k (beta * (v - S' k))'; out = scale * S' q. Value head h reads key
     # head h // (Hv / Hk). l2norm: q and k are divided by their length first, eps 1e-6 inside of the root
-    "delta_rule": f"(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, {_PART}, float scale, bool l2norm=True)"
+    "delta_rule": f"(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, {PART}, float scale, bool l2norm=True)"
     " -> Tensor",
     # x [T, H, P], dt [T, H] float32, A [H] float32, B, C [T, G, N], D [H] -> [T, H, P]. S [H, P, N] float32:
     # S = exp(dt A) S + dt x B'; out = S C + D x. Head h reads group h // (H / G)
-    "ssm_scan": f"(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, {_PART}) -> Tensor",
+    "ssm_scan": f"(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, {PART}) -> Tensor",
     # x, dt [T, I] (dt float32), A [I, N] float32, B, C [T, N], D [I] -> [T, I]. S [I, N] float32:
     # S = exp(dt A) S + dt x B'; out = S C + D x
-    "selective_scan": f"(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, {_PART}) -> Tensor",
+    "selective_scan": f"(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, {PART}) -> Tensor",
 }
 """Ops that keep a part of their sequence's block."""
 

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from treadle.graph import attention_ops, pointwise_ops, residual_ops
+from treadle.graph import attention_ops, pointwise_ops, residual_ops, scan_ops
 from treadle.graph.ir import Body, Call, Graph, Level, Role, role
 from treadle.graph.recurrent_ops import POINTWISE_SCHEMAS, STATE_SCHEMAS
 
@@ -46,15 +46,17 @@ POINTWISE = frozenset(
         "identity_experts",
         *pointwise_ops.SCHEMAS,
         *residual_ops.SCHEMAS,
+        "blend",
         *POINTWISE_SCHEMAS,
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | STATE_SCHEMAS.keys() | {"attention", *attention_ops.MODEL_OPS},
+    Level.MODEL: POINTWISE | STATE_SCHEMAS.keys() | scan_ops.STATE_SCHEMAS.keys() | {"attention", *attention_ops.MODEL_OPS},
     Level.SHARDED: POINTWISE
     | STATE_SCHEMAS.keys()
+    | scan_ops.STATE_SCHEMAS.keys()
     | {
         "add_norm",
         "gated_activation",

@@ -66,6 +66,10 @@ OP_MODULES = (
     "delta_rule",
     "ssm_scan",
     "selective_scan",
+    "decay_scan",
+    "rglru",
+    "token_shift",
+    "wkv",
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 
