@@ -12,7 +12,7 @@ from treadle.graph.spec import ShortConv
 def write_short_conv(writer: LayerWriter, op: ShortConv, h: Node, path: str, name: str) -> Node:
     """Append o(C * conv(B * x)); weights B, C, x, conv and o."""
     (memory,) = writer.keep(op, path)
-    before, behind, x = (writer.linear(h, f"{path}.{part}", f"{name}_{part}") for part in ("B", "C", "x"))
+    before, behind, x = (writer.linear(h, f"{path}.{part}", f"{name}_{part.lower()}") for part in "BCx")
     x = writer.op("multiply", before, x, label=f"{name}_in")
     x = short_conv(writer, x, memory, path, ("conv",), "none", f"{name}_conv")
     return writer.linear(writer.op("multiply", behind, x, label=f"{name}_out"), f"{path}.o", f"{name}_o")

@@ -11,7 +11,7 @@ from treadle.conf.errors import nearest
 from treadle.graph.attention_body import write_attention
 from treadle.graph.conv_body import write_short_conv
 from treadle.graph.delta_body import write_delta
-from treadle.graph.layer_state import kept_behind
+from treadle.graph.layer_state import Weights, kept_behind
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.mamba_body import write_mamba1, write_mamba2
 from treadle.graph.mlp_body import write_mlp
@@ -105,7 +105,9 @@ def _write_sub(writer: LayerWriter, flow: Flow, sub: Sub, h: Node, path: str, va
         y = _add_branches(writer, sub, None, (flow.x, h), path, 1.0, 1.0)
     y = writer.norm(sub.post, y, f"{path}.post", f"{sub.name}_post")
     if sub.post_conv:
-        (memory,) = writer.keep_states(kept_behind(sub, writer.model.spec.hidden, writer.model.options.dtype), path)
+        model = writer.model
+        kept = kept_behind(sub, model.spec.hidden, Weights(path, model.tensors, model.options.dtype))
+        (memory,) = writer.keep_states(kept, path)
         y = writer.added_conv(y, memory, f"{path}.post_conv", memory.name.replace("post_conv", "behind"))
     if sub.hold is not None:
         values[sub.hold] = y

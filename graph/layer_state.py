@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention
+from treadle.graph.mixers import Attention, Delta, Mamba1, Mamba2, ShortConv
 from treadle.graph.spec import ModelSpec, Op, Sub
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -52,24 +52,50 @@ def _attention(op: Attention, weights: Weights) -> Kept:
         return NOTHING
     layer = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
     widths = {"k_conv": op.kv_heads * op.head_dim, "v_conv": op.kv_heads * op.v_head_dim} if op.kv_conv else {}
-    parts = {name: conv_part(width, op.kv_conv, weights.dtype) for name, width in widths.items()}
+    parts = {name: _conv(width, op.kv_conv, weights) for name, width in widths.items()}
     return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts=parts)
 
 
-def conv_part(channels: int, width: int, dtype: str) -> BlockPart:
-    """Return what a causal convolution of ``width`` tokens keeps: its last inputs, oldest first."""
-    return BlockPart(kind="conv", shape=(channels, width - 1), dtype=dtype)
+def _delta(op: Delta, weights: Weights) -> Kept:
+    learned = BlockPart(kind="delta", shape=(op.v_heads, op.k_dim, op.v_dim), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(sum(op.channels), op.conv, weights), "delta_state": learned})
 
 
-def kept_behind(sub: Sub, hidden: int, dtype: str) -> Kept:
-    """Return what a sublayer keeps beside its op: that of the convolution behind it."""
+def _mamba2(op: Mamba2, weights: Weights) -> Kept:
+    scanned = BlockPart(kind="ssm", shape=(op.heads, op.head_dim, op.state), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(sum(op.channels), op.conv, weights), "ssm_state": scanned})
+
+
+def _mamba1(op: Mamba1, weights: Weights) -> Kept:
+    scanned = BlockPart(kind="ssm", shape=(op.inner, op.state), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(op.inner, op.conv, weights), "ssm_state": scanned})
+
+
+def _short_conv(op: ShortConv, weights: Weights) -> Kept:
+    channels = weights.tensors[f"{weights.path}.conv.weight"].shape[0]
+    return Kept(appended={}, parts={"conv_state": _conv(channels, op.kernel, weights)})
+
+
+def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
+    """Return the tail of inputs that a short convolution keeps."""
+    return BlockPart(kind="conv", shape=(channels, width - 1), dtype=weights.dtype)
+
+
+KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {
+    Attention: _attention,
+    Delta: _delta,
+    Mamba2: _mamba2,
+    Mamba1: _mamba1,
+    ShortConv: _short_conv,
+}
+"""By the kind of op; one that is not here keeps nothing."""
+
+
+def kept_behind(sub: Sub, hidden: int, weights: Weights) -> Kept:
+    """Return what a sublayer keeps beside its op: the tail of the convolution behind it."""
     if not sub.post_conv:
         return NOTHING
-    return Kept(appended={}, parts={f"{sub.name}_post_conv": conv_part(hidden, sub.post_conv, dtype)})
-
-
-KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention}
-"""By the kind of op; one that is not here keeps nothing."""
+    return Kept(appended={}, parts={f"{sub.name}_post_conv": _conv(hidden, sub.post_conv, weights)})
 
 
 def kept_by(op: Op, weights: Weights) -> Kept:
@@ -87,5 +113,5 @@ def state_of(spec: ModelSpec, tensors: Mapping[str, Shaped], builder: StateBuild
                 if op is not None:
                     weights = Weights(f"layers.{layer.index}.{name}", tensors, builder.dtype)
                     kept_by(op, weights).place(builder)
-            kept_behind(sub, spec.hidden, builder.dtype).place(builder)
+            kept_behind(sub, spec.hidden, Weights("", tensors, builder.dtype)).place(builder)
     return builder.state()

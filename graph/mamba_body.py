@@ -52,9 +52,9 @@ def write_mamba1(writer: LayerWriter, op: Mamba1, h: Node, path: str, name: str)
     x = writer.linear(h, f"{path}.x", f"{name}_x")
     z = writer.linear(h, f"{path}.z", f"{name}_z")
     x = short_conv(writer, x, conv, path, ("conv",), op.act, f"{name}_conv")
-    dt, keys, queries = (writer.linear(x, f"{path}.{part}", f"{name}_{part}") for part in ("dt_in", "B", "C"))
+    dt, keys, queries = (writer.linear(x, f"{path}.{part}", f"{name}_{part.lower()}") for part in ("dt_in", "B", "C"))
     dt, keys, queries = (
-        writer.norm(op.inner_norm, t, f"{path}.{part}_norm", f"{name}_{part}_norm")
+        writer.norm(op.inner_norm, t, f"{path}.{part}_norm", f"{name}_{part.lower()}_norm")
         for t, part in ((dt, "dt"), (keys, "B"), (queries, "C"))
     )
     # the bias is added in float32

@@ -106,14 +106,16 @@ HYBRID: dict[str, Case] = {
     ),
     "olmo-hybrid": Case("olmo_hybrid", {**DELTA, "layer_types": [LINEAR, LINEAR, FULL]}),
     "olmo-hybrid-options": Case(
+        # what transformers saves is right only where all three convolutions have as many channels
         "olmo_hybrid",
         {"num_hidden_layers": 2, "layer_types": [FULL, LINEAR], "rope_parameters": LEFT_OUT, "attention_bias": True,
-         "linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 2, "tie_word_embeddings": True},
+         "linear_value_head_dim": 12, "linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 2,
+         "tie_word_embeddings": True},
     ),
     "bamba": Case("bamba", {**MAMBA2, "attn_layer_indices": [1]}),
     "bamba-options": Case(
         "bamba",
-        {**MAMBA2, **STEPS, "mamba_n_heads": 6, "mamba_d_head": "auto", "mamba_expand": 1.5, "mamba_n_groups": 1,
+        {**MAMBA2, **STEPS, "mamba_n_heads": 6, "mamba_d_head": "auto", "mamba_expand": 3, "mamba_n_groups": 1,
          "mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_proj_bias": True, "attention_bias": True,
          "mlp_bias": True},
     ),
