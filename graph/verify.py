@@ -14,6 +14,7 @@ VIEWS = frozenset(
         torch.ops.aten.view.default,
         torch.ops.aten.split_with_sizes.default,
         torch.ops.aten.index_select.default,
+        torch.ops.aten.cat.default,
         torch.ops.aten._to_copy.default,
         operator.getitem,
     }
@@ -41,12 +42,13 @@ POINTWISE = frozenset(
         "experts",
         "experts_int8",
         "identity_experts",
+        "head_linear",
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | {"attention"},
+    Level.MODEL: POINTWISE | {"attention", "latent_attention", "index_select"},
     Level.SHARDED: POINTWISE
     | {
         "add_norm",
@@ -57,6 +59,9 @@ LEVEL_OPS = {
         "rope_cache_write",
         "norm_rope_cache_write",
         "paged_attention",
+        "latent_write",
+        "paged_latent_attention",
+        "paged_index_select",
     },
 }
 
