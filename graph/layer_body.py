@@ -9,12 +9,14 @@ from torch.fx import Node
 
 from treadle.graph.attention_body import write_attention
 from treadle.graph.layer_writer import LayerWriter, refuse
+from treadle.graph.mla_body import write_mla
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
-from treadle.graph.spec import Attention, Branch, Layer, Mlp, Moe, Norm, Op, SpecError, Sub
+from treadle.graph.spec import Attention, Branch, Layer, Mla, Mlp, Moe, Norm, Op, SpecError, Sub
 
 WRITERS: dict[type[Any], Callable[..., Node]] = {
     Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
+    Mla: lambda writer, op, _, h, path, name: write_mla(writer, op, h, path, name),
     Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
     Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
 }
@@ -36,7 +38,7 @@ def write_layer(writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_
         elif sub.pre is None:
             h = x
         x = _write_sub(writer, sub, x, h, path)
-    return {"x": x, "h": writer.norm(next_norm, x, next_path, "next_norm")}
+    return {"x": x, "h": writer.norm(next_norm, x, next_path, "next_norm"), **writer.passed_on}
 
 
 def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str) -> Node:
@@ -87,5 +89,5 @@ def _write_branch(writer: LayerWriter, branch: Branch, x: Node, h: Node, path: s
 def _write_op(writer: LayerWriter, op: Op, x: Node, h: Node, path: str, name: str) -> Node:
     write = WRITERS.get(type(op))
     if write is None:
-        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are attention, mlp and moe")
+        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are attention, mla, mlp and moe")
     return write(writer, op, x, h, path, name)

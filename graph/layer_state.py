@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention
+from treadle.graph.mixers import Attention, Mla
 from treadle.graph.spec import ModelSpec, Op
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -54,7 +54,16 @@ def _attention(op: Attention, _: Weights) -> Kept:
     return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts={})
 
 
-KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention}
+def _mla(op: Mla, weights: Weights) -> Kept:
+    # A layer may have several such ops: their states are told apart by the sublayer's name.
+    name = weights.path.rpartition(".")[2]
+    appended = {f"{name}_latent": LayerKV(kv_heads=1, k_dim=op.kv_lora + op.rope_dim, v_dim=0, kind="latent")}
+    if op.index is not None and not op.index.share:
+        appended[f"{name}_keys"] = LayerKV(kv_heads=1, k_dim=op.index.dim, v_dim=0, kind="index")
+    return Kept(appended=appended, window=op.window, parts={})
+
+
+KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention, Mla: _mla}
 """By the kind of op; one that is not here keeps nothing."""
 
 

@@ -48,6 +48,8 @@ class LayerWriter(BodyWriter):
         self.model = model
         self.bound: dict[str, WeightExpr] = {}
         self.states: dict[str, Slot] = {}
+        self.passed_on: dict[str, Node] = {}
+        """what later layers read beside the residual stream, by its name among the streams"""
 
     def stream(self, name: str, width: int) -> Node:
         """Return the input that carries ``name`` from the call before, [T, width]."""
@@ -55,10 +57,14 @@ class LayerWriter(BodyWriter):
 
     def weight(self, canonical: str, name: str) -> Node:
         """Return the input bound to a canonical weight, in the model's dtype."""
+        return self.bind(name, self.leaf(canonical))
+
+    def leaf(self, canonical: str, dtype: str = "") -> Leaf:
+        """Return a canonical weight as an expression, in ``dtype`` or else the model's."""
         tensor = self.model.tensors.get(canonical)
         if tensor is None:
             raise SpecError(f"the checkpoint has no {canonical}")
-        return self.bind(name, Leaf(canonical, tuple(tensor.shape), self.model.options.dtype))
+        return Leaf(canonical, tuple(tensor.shape), dtype or self.model.options.dtype)
 
     def optional(self, canonical: str, name: str) -> Node | None:
         """Return the same, or None where the checkpoint has no such tensor."""
@@ -102,10 +108,16 @@ class LayerWriter(BodyWriter):
         """Append a norm over the last dim; None leaves x as it is."""
         if norm is None:
             return x
-        refuse(path, {"gate_act": norm.gate_act, "low_rank_gate": norm.low_rank_gate})
+        refuse(path, {"gate_act": norm.gate_act})
         weight = self.optional(f"{path}.weight", f"{name}_weight")
         bias = self.optional(f"{path}.bias", f"{name}_bias")
-        return self.op("norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name)
+        y = self.op("norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name)
+        if not norm.low_rank_gate:
+            return y
+        gate = self.linear(y, f"{path}.gate_down", f"{name}_gate_down")
+        gate = self.op("activation", gate, "silu", label=f"{name}_gate_act")
+        gate = self.linear(gate, f"{path}.gate_up", f"{name}_gate_up")
+        return self.op("act_mul", gate, y, "sigmoid", label=f"{name}_gated")
 
     def linear(self, x: Node, path: str, name: str) -> Node:
         """Append x W^T + b."""

@@ -22,7 +22,7 @@ def highest(scores: Tensor, topk: int) -> Tensor:
     Shapes: scores [T, S] fp32; result [T, topk] int32.
     """
     count = min(topk, scores.shape[1])
-    values, order = scores.sort(-1, descending=True, stable=True)
+    values, order = scores.sort(dim=-1, descending=True, stable=True)
     nowhere = scores.shape[1]
     order = torch.where(values == float("-inf"), nowhere, order)[:, :count].sort(-1).values
     chosen = torch.where(order == nowhere, -1, order).to(torch.int32)

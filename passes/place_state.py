@@ -41,6 +41,8 @@ def _offsets(graph: Graph, call: Call) -> Call:
 def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
     for node in editor.find("attention"):
         _place_attention(editor, call, node, page_tokens)
+    for node in editor.find("latent_attention", "index_select"):
+        _place_latent(editor, call, node, page_tokens)
     for node in editor.body.placeholders:
         if role(node) is Role.STATE:
             editor.inputs[node.name].replace_all_uses_with(_arena(editor))
@@ -50,11 +52,14 @@ def _arena(editor: BodyEditor) -> Node:
     return editor.input("arena", Role.ARENA, ("A",), torch.uint8)
 
 
+def _bind_offset(editor: BodyEditor, call: Call, state: Node) -> Node:
+    name = offset_name(state.name)
+    return editor.weight(name, call.weights[name], lambda weights: weights[name])
+
+
 def _place_attention(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
     a = arguments(node)
-    arena, table = _arena(editor), editor.step("page_table")
-    name = offset_name(as_node(a["kv"]).name)
-    offset = editor.weight(name, call.weights[name], lambda weights: weights[name])
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
     heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
     with editor.before(node):
         editor.op(
@@ -67,3 +72,24 @@ def _place_attention(editor: BodyEditor, call: Call, node: Node, page_tokens: in
             label=node.name,
         )  # fmt: skip
     editor.swap(node, paged)
+
+
+def _place_latent(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    """Place latent attention, or the choice of keys, over rows that all heads share."""
+    a = arguments(node)
+    arena, table = _arena(editor), editor.step("page_table")
+    offset = _bind_offset(editor, call, as_node(a["kv"] if "kv" in a else a["keys"]))
+    where = (arena, table, a["q_starts"], a["kv_lens"], offset)
+    with editor.before(node):
+        editor.op(
+            "latent_write", a["k"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
+            label=f"{node.name}_write",
+        )  # fmt: skip
+        if "kv" in a:
+            rest = (a["sinks"], page_tokens, a["scale"], a["v_dim"], a["window"], a["select"])
+            placed = editor.op("paged_latent_attention", a["q"], *where, *rest, label=node.name)
+        else:
+            placed = editor.op(
+                "paged_index_select", a["q"], a["weights"], *where, page_tokens, a["topk"], label=node.name
+            )
+    editor.swap(node, placed)

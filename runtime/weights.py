@@ -17,7 +17,19 @@ from treadle.graph.checkpoint import Checkpoint, CheckpointError
 from treadle.graph.expected import Expected
 from treadle.graph.position import alibi_slopes, sine_rows
 from treadle.graph.rope import rope_rows
-from treadle.graph.weights import AlibiSlopes, Cast, Concat, Int8, Ints, Leaf, RopeRows, SineRows, WeightExpr, leaves
+from treadle.graph.weights import (
+    AlibiSlopes,
+    Cast,
+    Concat,
+    HeadRows,
+    Int8,
+    Ints,
+    Leaf,
+    RopeRows,
+    SineRows,
+    WeightExpr,
+    leaves,
+)
 from treadle.kernels.linear_int8 import quantize_int8
 
 OnProgress = Callable[[int, int], None]
@@ -82,6 +94,9 @@ class _Loader:
                 return self.evaluate(part).to(getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
+            case HeadRows(part=part, heads=heads, start=start, count=count, turned=turned):
+                rows = self.evaluate(part).unflatten(0, (heads, -1))[:, start : start + count]
+                return (rows.transpose(1, 2) if turned else rows).contiguous()
             case RopeRows(table=table, rows=rows, rounding=rounding):
                 return rope_rows(table, rows, self._device).to(getattr(torch, rounding)).float()
             case SineRows(dim=dim, rows=rows, endpoint=endpoint, dtype=dtype):
