@@ -9,8 +9,10 @@ from treadle.graph.spec import (
     Attention,
     Delta,
     Feedforward,
+    Index,
     Mamba1,
     Mamba2,
+    Mla,
     Mlp,
     ModelSpec,
     Moe,
@@ -127,6 +129,8 @@ def _op(path: str, op: Op, hidden: int) -> Iterator[tuple[str, Expected]]:
     match op:
         case Attention():
             yield from _attention(path, op, hidden)
+        case Mla():
+            yield from _mla(path, op, hidden)
         case Mlp():
             yield from _mlp(path, op, hidden)
         case Moe():
@@ -275,6 +279,36 @@ def _short_conv(path: str, op: ShortConv, hidden: int) -> Iterator[tuple[str, Ex
     yield f"{path}.conv.bias", Expected((hidden,), "bias", op.bias)
 
 
+def _mla(path: str, op: Mla, hidden: int) -> Iterator[tuple[str, Expected]]:
+    width, low = op.heads * (op.nope + op.rope_dim), op.q_lora
+    if low is None:
+        yield from _linear(f"{path}.q", width, hidden, False)
+    else:
+        yield from _linear(f"{path}.q_a", low, hidden, op.bias)
+        yield from _norm(f"{path}.q_a_norm", op.lora_norm, low).items()
+        yield from _linear(f"{path}.q_b", width, op.q_source, False)
+    yield from _linear(f"{path}.kv_a", op.kv_lora + op.rope_dim, hidden, op.bias)
+    yield from _norm(f"{path}.kv_a_norm", op.lora_norm, op.kv_lora).items()
+    yield f"{path}.kv_b.weight", Expected((op.heads * (op.nope + op.v_dim), op.kv_lora))
+    if op.sinks:
+        yield f"{path}.sinks", Expected((op.heads,), "bias")
+    if op.index is not None and not op.index.share:
+        yield from _index(f"{path}.index", op.index, hidden, low or hidden)
+    if op.gate is not None:
+        rows = op.heads if op.gate.per == "head" else op.heads * op.v_dim
+        yield from _linear(f"{path}.gate", rows, op.q_source if op.gate.source == "q_lora" else hidden, False)
+    yield from _linear(f"{path}.o", hidden, op.heads * op.v_dim, op.bias)
+
+
+def _index(path: str, index: Index, hidden: int, low: int) -> Iterator[tuple[str, Expected]]:
+    source = low if index.q_from == "q_lora" else hidden
+    yield from _linear(f"{path}.q", index.heads * index.dim, source, False)
+    yield from _norm(f"{path}.q_norm", index.q_norm, index.dim).items()
+    yield from _linear(f"{path}.k", index.dim, hidden, False)
+    yield from _norm(f"{path}.k_norm", index.k_norm, index.dim).items()
+    yield f"{path}.w.weight", Expected((index.heads, hidden))
+
+
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:
     yield f"{path}.weight", Expected((rows, columns))
     yield f"{path}.bias", Expected((rows,), "bias", bias)
@@ -284,7 +318,9 @@ def _norm(path: str, norm: Norm | None, *shape: int) -> Mapping[str, Expected]:
     if norm is None or norm.kind == "l2":
         return {}
     kind = "norm_minus_one" if norm.plus_one else "norm"
+    gate = {"gate_down": (-1, *shape), "gate_up": (*shape, -1)} if norm.low_rank_gate else {}
     return {
+        **{f"{path}.{name}.weight": Expected(sizes) for name, sizes in gate.items()},
         f"{path}.weight": Expected(shape, kind, norm.weight),
         f"{path}.bias": Expected(shape, "bias", norm.bias),
     }

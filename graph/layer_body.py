@@ -14,6 +14,7 @@ from treadle.graph.delta_body import write_delta
 from treadle.graph.layer_state import Weights, kept_behind
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.mamba_body import write_mamba1, write_mamba2
+from treadle.graph.mla_body import write_mla
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
 from treadle.graph.residual_body import Flow, SumFlow, flow_of
@@ -24,6 +25,7 @@ from treadle.graph.spec import (
     Layer,
     Mamba1,
     Mamba2,
+    Mla,
     Mlp,
     Moe,
     Norm,
@@ -36,6 +38,7 @@ from treadle.graph.weights import Ints
 
 WRITERS: dict[type[Any], Callable[..., Node]] = {
     Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
+    Mla: lambda writer, op, _, h, path, name: write_mla(writer, op, h, path, name),
     Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
     Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
     Delta: lambda writer, op, _, h, path, name: write_delta(writer, op, h, path, name),
@@ -63,10 +66,10 @@ def write_layer(
         _write_sub(writer, flow, sub, h, path, values)
     if isinstance(flow, SumFlow):
         flow.x = _behind(writer, flow.x, layer.index)
-        return {**flow.outputs(), "h": writer.norm(next_norm, flow.x, next_path, "next_norm")}
+        return {**flow.outputs(), "h": writer.norm(next_norm, flow.x, next_path, "next_norm"), **writer.passed_on}
     refuse(f"residual.kind = {spec.residual.kind}", {"per_layer_input": spec.per_layer_input})
     refuse(f"residual.kind = {spec.residual.kind}", {"layers.scalar": spec.layer_scalar})
-    return flow.outputs()
+    return {**flow.outputs(), **writer.passed_on}
 
 
 def _input(

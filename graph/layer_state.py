@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention, Delta, Mamba1, Mamba2, ShortConv
+from treadle.graph.mixers import Attention, Delta, Mamba1, Mamba2, Mla, ShortConv
 from treadle.graph.spec import ModelSpec, Op, Sub
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -56,6 +56,15 @@ def _attention(op: Attention, weights: Weights) -> Kept:
     return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts=parts)
 
 
+def _mla(op: Mla, weights: Weights) -> Kept:
+    # A layer may have several such ops: their states are told apart by the sublayer's name.
+    name = weights.path.rpartition(".")[2]
+    appended = {f"{name}_latent": LayerKV(kv_heads=1, k_dim=op.kv_lora + op.rope_dim, v_dim=0, kind="latent")}
+    if op.index is not None and not op.index.share:
+        appended[f"{name}_keys"] = LayerKV(kv_heads=1, k_dim=op.index.dim, v_dim=0, kind="index")
+    return Kept(appended=appended, window=op.window, parts={})
+
+
 def _delta(op: Delta, weights: Weights) -> Kept:
     learned = BlockPart(kind="delta", shape=(op.v_heads, op.k_dim, op.v_dim), dtype="float32")
     return Kept(appended={}, parts={"conv_state": _conv(sum(op.channels), op.conv, weights), "delta_state": learned})
@@ -83,6 +92,7 @@ def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
 
 KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {
     Attention: _attention,
+    Mla: _mla,
     Delta: _delta,
     Mamba2: _mamba2,
     Mamba1: _mamba1,

@@ -50,6 +50,8 @@ class LayerWriter(BodyWriter):
         self.model = model
         self.bound: dict[str, WeightExpr] = {}
         self.states: dict[str, Slot] = {}
+        self.passed_on: dict[str, Node] = {}
+        """what later layers read beside the residual stream, by its name among the streams"""
 
     def stream(self, name: str, *dims: int) -> Node:
         """Return the input that carries ``name`` from an earlier call, [T, *dims]."""
@@ -120,10 +122,16 @@ class LayerWriter(BodyWriter):
         """Append a norm over the last dim; None leaves x as it is."""
         if norm is None:
             return x
-        refuse(path, {"gate_act": norm.gate_act, "low_rank_gate": norm.low_rank_gate})
+        refuse(path, {"gate_act": norm.gate_act})
         weight = self.optional(f"{path}.weight", f"{name}_weight")
         bias = self.optional(f"{path}.bias", f"{name}_bias")
-        return self.op("norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name)
+        y = self.op("norm", x, weight, bias, norm.kind, norm.eps, norm.plus_one, norm.groups, norm.cast, label=name)
+        if not norm.low_rank_gate:
+            return y
+        gate = self.linear(y, f"{path}.gate_down", f"{name}_gate_down")
+        gate = self.op("activation", gate, "silu", label=f"{name}_gate_act")
+        gate = self.linear(gate, f"{path}.gate_up", f"{name}_gate_up")
+        return self.op("act_mul", gate, y, "sigmoid", label=f"{name}_gated")
 
     def linear(self, x: Node, path: str, name: str) -> Node:
         """Append x W^T + b."""

@@ -148,31 +148,54 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
 
 
 class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):
-    """Multi-head latent attention; cache = latent and rope key."""
+    """Multi-head latent attention: what is cached of a token is its latent and one rope key for all heads.
+
+    Weights q_a, q_a_norm, q_b (or q), kv_a, kv_a_norm, kv_b, o (and sinks, gate, index.*).
+    """
 
     heads: Size
     q_lora: Size | None = None
+    """channels of the queries' own latent; null: queries are projected at once"""
     kv_lora: Size
     nope: Size
+    """channels of a head's key that know no position"""
     rope_dim: Size
+    """channels of the key that all heads share, and that positions turn"""
     v_dim: Size
+    bias: bool = False
+    """q_a, kv_a and o must have biases; one that merely exists is used all the same"""
     rope: RopeTable | None = None
     layout: Literal["half", "interleaved", "half_neg"] = "interleaved"
     lora_norm: Norm = Norm()
+    """of both latents"""
     scale: Magnitude = 0.0
     """0 becomes (nope + rope_dim) ** -0.5"""
     q_lora_scale: Real = 1.0
+    """queries are multiplied by it"""
     kv_lora_scale: Real = 1.0
+    """the normed latent is multiplied by it"""
     q_concat_raw: bool = False
+    """q_b, and a gate from q_lora, read the latent as it was beside the normed one"""
     gate: Gate | None = None
     sinks: bool = False
     window: Count = 0
+    """a query sees keys at distance < window; 0: all"""
     index: Index | None = None
 
     def __post_init__(self) -> None:
         """Fill what follows from the other fields."""
         if not self.scale:
             msgspec.structs.force_setattr(self, "scale", (self.nope + self.rope_dim) ** -0.5)
+        if self.rope is not None and self.rope.dim != self.rope_dim:
+            raise ValueError(f"rope turns {self.rope.dim} channels, and rope_dim is {self.rope_dim}")
+        sources = (self.gate.source if self.gate else "", self.index.q_from if self.index else "")
+        if self.q_lora is None and ("q_lora" in sources or self.q_concat_raw):
+            raise ValueError("there is no latent of queries to read from: q_lora is null")
+
+    @property
+    def q_source(self) -> int:
+        """Channels of what q_b reads; 0 without a latent of queries."""
+        return (self.q_lora or 0) * (2 if self.q_concat_raw else 1)
 
 
 class Delta(Data, frozen=True, kw_only=True, tag_field="op", tag="delta"):

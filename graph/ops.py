@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from treadle.graph import attention_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
+from treadle.graph import attention_ops, latent_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
 
 _library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
@@ -123,6 +123,7 @@ SCHEMAS: dict[str, str] = {
     " int num_rows) -> ()",
     **recurrent_ops.POINTWISE_SCHEMAS,
     **recurrent_ops.STATE_SCHEMAS,
+    **latent_ops.SCHEMAS,
 }
 
 
@@ -242,6 +243,7 @@ SHAPES: dict[str, Callable[..., object]] = {
     **residual_ops.SHAPES,
     **attention_ops.SHAPES,
     **scan_ops.SHAPES,
+    **latent_ops.SHAPES,
 }
 
 WRITES_STATE = frozenset(
@@ -249,6 +251,7 @@ WRITES_STATE = frozenset(
         *("attention", "cache_write", "rope_cache_write", "begin_step", "end_step"),
         *recurrent_ops.STATE_SCHEMAS,
         *attention_ops.WRITES_STATE,
+        *latent_ops.WRITES_STATE,
         *scan_ops.STATE_SCHEMAS,
     }
 )

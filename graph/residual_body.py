@@ -155,7 +155,7 @@ class SnapshotFlow(_Wide):
             self._sum = writer.op("add", self._sum, y, label=f"{sub.name}_residual")
             return
         entry = writer.view(self._sum, (-1, 1, writer.model.spec.hidden), f"{sub.name}_snapshot")
-        self.bank = entry if self.bank is None else writer.concat([self.bank, entry], 1, f"{sub.name}_bank")
+        self.bank = entry if self.bank is None else writer.join([self.bank, entry], f"{sub.name}_bank", 1)
         self._sum = y
 
     def outputs(self) -> dict[str, Node]:

@@ -48,12 +48,16 @@ POINTWISE = frozenset(
         *residual_ops.SCHEMAS,
         "blend",
         *POINTWISE_SCHEMAS,
+        "head_linear",
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | STATE_SCHEMAS.keys() | scan_ops.STATE_SCHEMAS.keys() | {"attention", *attention_ops.MODEL_OPS},
+    Level.MODEL: POINTWISE
+    | STATE_SCHEMAS.keys()
+    | scan_ops.STATE_SCHEMAS.keys()
+    | {"attention", *attention_ops.MODEL_OPS, "latent_attention", "index_select"},
     Level.SHARDED: POINTWISE
     | STATE_SCHEMAS.keys()
     | scan_ops.STATE_SCHEMAS.keys()
@@ -67,6 +71,9 @@ LEVEL_OPS = {
         "norm_rope_cache_write",
         "paged_attention",
         "paged_relative_attention",
+        "latent_write",
+        "paged_latent_attention",
+        "paged_index_select",
     },
 }
 

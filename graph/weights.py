@@ -126,6 +126,38 @@ class Cast(_Sized):
 
 
 @dataclass(frozen=True)
+class HeadRows(_Sized):
+    """Rows start .. start + count of every head of a matrix [heads * N, K], as [heads, count, K] (see ``turned``)."""
+
+    part: WeightExpr
+    heads: int
+    start: int
+    count: int
+    turned: bool = False
+    """[heads, K, count] instead"""
+
+    def __post_init__(self) -> None:
+        assert self.part.shape[0] % self.heads == 0, f"{self.heads} heads do not divide {self.part.shape[0]} rows"
+        assert self.start + self.count <= self.part.shape[0] // self.heads, "more rows than a head has"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the loaded tensor."""
+        sizes = (self.count, self.part.shape[1])
+        return (self.heads, *(sizes[::-1] if self.turned else sizes))
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the loaded tensor."""
+        return self.part.dtype
+
+    @property
+    def key(self) -> str:
+        """A short text that tells this expression from any other of the same checkpoint."""
+        return f"heads({self.part.key}, {self.heads}, {self.start}, {self.count}, {self.turned})"
+
+
+@dataclass(frozen=True)
 class NegativeExp(_Sized):
     """-exp(part) in float32: rates of decay, of which a checkpoint holds logarithms."""
 
@@ -259,7 +291,7 @@ class Ints(_Sized):
         return f"ints({', '.join(map(str, self.values))})"
 
 
-WeightExpr = Leaf | Concat | Int8 | Cast | NegativeExp | Runs | RopeRows | SineRows | AlibiSlopes | Ints
+WeightExpr = Leaf | Concat | Int8 | Cast | HeadRows | NegativeExp | Runs | RopeRows | SineRows | AlibiSlopes | Ints
 """Everything that a program's placeholder for a weight may be bound to."""
 
 
@@ -270,7 +302,7 @@ def leaves(expr: WeightExpr) -> tuple[Leaf, ...]:
             return (expr,)
         case Concat(parts=parts):
             return tuple(leaf for part in parts for leaf in leaves(part))
-        case Int8(part=part) | Cast(part=part) | NegativeExp(part=part):
+        case Int8(part=part) | Cast(part=part) | HeadRows(part=part) | NegativeExp(part=part):
             return leaves(part)
         case _:
             return ()

@@ -70,6 +70,12 @@ OP_MODULES = (
     "rglru",
     "token_shift",
     "wkv",
+    "head_linear",
+    "latent_attention",
+    "latent_write",
+    "paged_latent_attention",
+    "index_select",
+    "paged_index_select",
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 

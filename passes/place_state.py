@@ -45,6 +45,8 @@ def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
         _place_shared(editor, call, node, page_tokens)
     for node in editor.find("relative_attention"):
         _place_relative(editor, call, node, page_tokens)
+    for node in editor.find("latent_attention", "index_select"):
+        _place_latent(editor, call, node, page_tokens)
     for node in editor.body.placeholders:
         if role(node) is Role.STATE:
             editor.inputs[node.name].replace_all_uses_with(_arena(editor))
@@ -54,15 +56,14 @@ def _arena(editor: BodyEditor) -> Node:
     return editor.input("arena", Role.ARENA, ("A",), torch.uint8)
 
 
-def _offset(editor: BodyEditor, call: Call, kv: object) -> Node:
-    """Return the constant that says where a history lies in a page."""
-    name = offset_name(as_node(kv).name)
+def _bind_offset(editor: BodyEditor, call: Call, state: Node) -> Node:
+    name = offset_name(state.name)
     return editor.weight(name, call.weights[name], lambda weights: weights[name])
 
 
 def _place_attention(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
     a = arguments(node)
-    arena, table, offset = _arena(editor), editor.step("page_table"), _offset(editor, call, a["kv"])
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
     heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
     with editor.before(node):
         _write(editor, node, arena, table, offset, page_tokens)
@@ -86,7 +87,7 @@ def _write(editor: BodyEditor, node: Node, arena: Node, table: Node, offset: Nod
 def _place_shared(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
     """The keys and values are another layer's, which has stored them before."""
     a = arguments(node)
-    arena, table, offset = _arena(editor), editor.step("page_table"), _offset(editor, call, a["kv"])
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
     heads = int(a["kv"].meta["val"].shape[2])
     with editor.before(node):
         paged = editor.op(
@@ -99,7 +100,7 @@ def _place_shared(editor: BodyEditor, call: Call, node: Node, page_tokens: int) 
 
 def _place_relative(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
     a = arguments(node)
-    arena, table, offset = _arena(editor), editor.step("page_table"), _offset(editor, call, a["kv"])
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
     heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
     with editor.before(node):
         _write(editor, node, arena, table, offset, page_tokens)
@@ -108,3 +109,24 @@ def _place_relative(editor: BodyEditor, call: Call, node: Node, page_tokens: int
             page_tokens, heads, v_dim, a["scale"], a["window"], label=node.name,
         )  # fmt: skip
     editor.swap(node, paged)
+
+
+def _place_latent(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    """Place latent attention, or the choice of keys, over rows that all heads share."""
+    a = arguments(node)
+    arena, table = _arena(editor), editor.step("page_table")
+    offset = _bind_offset(editor, call, as_node(a["kv"] if "kv" in a else a["keys"]))
+    where = (arena, table, a["q_starts"], a["kv_lens"], offset)
+    with editor.before(node):
+        editor.op(
+            "latent_write", a["k"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
+            label=f"{node.name}_write",
+        )  # fmt: skip
+        if "kv" in a:
+            rest = (a["sinks"], page_tokens, a["scale"], a["v_dim"], a["window"], a["select"])
+            placed = editor.op("paged_latent_attention", a["q"], *where, *rest, label=node.name)
+        else:
+            placed = editor.op(
+                "paged_index_select", a["q"], a["weights"], *where, page_tokens, a["topk"], label=node.name
+            )
+    editor.swap(node, placed)

@@ -21,6 +21,7 @@ from treadle.graph.weights import (
     AlibiSlopes,
     Cast,
     Concat,
+    HeadRows,
     Int8,
     Ints,
     Leaf,
@@ -100,6 +101,9 @@ class _Loader:
                 return values.repeat_interleave(counts).to(self._device, getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
+            case HeadRows(part=part, heads=heads, start=start, count=count, turned=turned):
+                rows = self.evaluate(part).unflatten(0, (heads, -1))[:, start : start + count]
+                return (rows.transpose(1, 2) if turned else rows).contiguous()
             case RopeRows(table=table, rows=rows, rounding=rounding):
                 return rope_rows(table, rows, self._device).to(getattr(torch, rounding)).float()
             case SineRows(dim=dim, rows=rows, endpoint=endpoint, dtype=dtype):

@@ -6,6 +6,7 @@ from oracle_case import FULL, GEMMA, LEFT_OUT, LLAMA3, LONGROPE, SLIDING, UPPER,
 from oracle_dense import DENSE
 from oracle_exotic import EXOTIC
 from oracle_hybrid import HYBRID
+from oracle_latent import LATENT
 from oracle_moe import MOE
 
 CASES: dict[str, Case] = {
@@ -49,5 +50,6 @@ CASES: dict[str, Case] = {
     **MOE,
     **EXOTIC,
     **HYBRID,
+    **LATENT,
 }
 """Every option that the families' YAML reads, each in some case."""
