@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from treadle.graph.spec import (
     Attention,
+    DecayAttention,
     Delta,
     Feedforward,
     Index,
@@ -19,6 +20,8 @@ from treadle.graph.spec import (
     Norm,
     Op,
     PerLayerInput,
+    Rglru,
+    Rwkv4,
     ShortConv,
     SpecError,
     Sub,
@@ -143,6 +146,12 @@ def _op(path: str, op: Op, hidden: int) -> Iterator[tuple[str, Expected]]:
             yield from _mamba1(path, op, hidden)
         case ShortConv():
             yield from _short_conv(path, op, hidden)
+        case DecayAttention():
+            yield from _decay_attention(path, op, hidden)
+        case Rglru():
+            yield from _rglru(path, op, hidden)
+        case Rwkv4():
+            yield from _rwkv4(path, op, hidden)
         case other:
             raise SpecError(f"{path}: op {type(other).__name__.lower()} has no kernels yet")
 
@@ -277,6 +286,40 @@ def _short_conv(path: str, op: ShortConv, hidden: int) -> Iterator[tuple[str, Ex
         yield from _linear(f"{path}.{name}", hidden, hidden, op.bias)
     yield f"{path}.conv.weight", Expected((hidden, op.kernel))
     yield f"{path}.conv.bias", Expected((hidden,), "bias", op.bias)
+
+
+def _decay_attention(path: str, op: DecayAttention, hidden: int) -> Iterator[tuple[str, Expected]]:
+    width = op.heads * op.head_dim
+    for name in ("q", "k", "v", "gate"):
+        yield from _linear(f"{path}.{name}", width, hidden, False)
+    yield from _norm(f"{path}.out_norm", op.out_norm, width).items()
+    yield from _linear(f"{path}.o", hidden, width, False)
+
+
+def _rglru(path: str, op: Rglru, hidden: int) -> Iterator[tuple[str, Expected]]:
+    width, inner = op.width, op.width // op.heads
+    for name in "xy":
+        yield from _linear(f"{path}.{name}", width, hidden, True)
+    yield f"{path}.conv.weight", Expected((width, op.conv))
+    yield f"{path}.conv.bias", Expected((width,), "bias")
+    for name in ("in_gate", "a_gate"):
+        yield f"{path}.{name}.weight", Expected((op.heads, inner, inner))
+        yield f"{path}.{name}.bias", Expected((width,), "bias")
+    yield f"{path}.param", Expected((width,), "bias")
+    yield from _linear(f"{path}.o", hidden, width, True)
+
+
+def _rwkv4(path: str, op: Rwkv4, hidden: int) -> Iterator[tuple[str, Expected]]:
+    time = op.part == "time"
+    rows = {"r": op.width if time else hidden, "k": op.width, "v": op.width if time else hidden}
+    for name, count in rows.items():
+        if time or name != "v":
+            yield f"{path}.mix_{name}", Expected((hidden,), "norm")
+        yield from _linear(f"{path}.{name}", count, op.width if name == "v" and not time else hidden, False)
+    if time:
+        for name in ("decay", "first"):
+            yield f"{path}.{name}", Expected((op.width,), "bias")
+        yield from _linear(f"{path}.o", hidden, op.width, False)
 
 
 def _mla(path: str, op: Mla, hidden: int) -> Iterator[tuple[str, Expected]]:

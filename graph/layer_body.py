@@ -18,9 +18,11 @@ from treadle.graph.mla_body import write_mla
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
 from treadle.graph.residual_body import Flow, SumFlow, flow_of
+from treadle.graph.scan_body import write_decay_attention, write_rglru, write_rwkv4
 from treadle.graph.spec import (
     Attention,
     Branch,
+    DecayAttention,
     Delta,
     Layer,
     Mamba1,
@@ -30,6 +32,8 @@ from treadle.graph.spec import (
     Moe,
     Norm,
     Op,
+    Rglru,
+    Rwkv4,
     ShortConv,
     SpecError,
     Sub,
@@ -45,6 +49,9 @@ WRITERS: dict[type[Any], Callable[..., Node]] = {
     Mamba2: lambda writer, op, _, h, path, name: write_mamba2(writer, op, h, path, name),
     Mamba1: lambda writer, op, _, h, path, name: write_mamba1(writer, op, h, path, name),
     ShortConv: lambda writer, op, _, h, path, name: write_short_conv(writer, op, h, path, name),
+    DecayAttention: lambda writer, op, _, h, path, name: write_decay_attention(writer, op, h, path, name),
+    Rglru: lambda writer, op, _, h, path, name: write_rglru(writer, op, h, path, name),
+    Rwkv4: lambda writer, op, _, h, path, name: write_rwkv4(writer, op, h, path, name),
 }
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""

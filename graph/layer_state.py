@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention, Delta, Mamba1, Mamba2, Mla, ShortConv
+from treadle.graph.mixers import Attention, DecayAttention, Delta, Mamba1, Mamba2, Mla, Rglru, Rwkv4, ShortConv
 from treadle.graph.spec import ModelSpec, Op, Sub
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -85,6 +85,24 @@ def _short_conv(op: ShortConv, weights: Weights) -> Kept:
     return Kept(appended={}, parts={"conv_state": _conv(channels, op.kernel, weights)})
 
 
+def _decay_attention(op: DecayAttention, _: Weights) -> Kept:
+    learned = BlockPart(kind="delta", shape=(op.heads, op.head_dim, op.head_dim), dtype="float32")
+    return Kept(appended={}, parts={"scan_state": learned})
+
+
+def _rglru(op: Rglru, weights: Weights) -> Kept:
+    scanned = BlockPart(kind="lru", shape=(op.width,), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(op.width, op.conv, weights), "lru_state": scanned})
+
+
+def _rwkv4(op: Rwkv4, weights: Weights) -> Kept:
+    hidden = weights.tensors[f"{weights.path}.mix_k"].shape[-1]
+    parts = {f"{op.part}_shift": BlockPart(kind="shift", shape=(hidden,), dtype=weights.dtype)}
+    if op.part == "time":
+        parts["wkv_state"] = BlockPart(kind="wkv", shape=(3, op.width), dtype="float32")
+    return Kept(appended={}, parts=parts)
+
+
 def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
     """Return the tail of inputs that a short convolution keeps."""
     return BlockPart(kind="conv", shape=(channels, width - 1), dtype=weights.dtype)
@@ -97,6 +115,9 @@ KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {
     Mamba2: _mamba2,
     Mamba1: _mamba1,
     ShortConv: _short_conv,
+    DecayAttention: _decay_attention,
+    Rglru: _rglru,
+    Rwkv4: _rwkv4,
 }
 """By the kind of op; one that is not here keeps nothing."""
 

@@ -324,21 +324,42 @@ class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
 
 
 class DecayAttention(Data, frozen=True, kw_only=True, tag_field="op", tag="decay_attention"):
-    """Linear attention with a fixed decay per head."""
+    """Linear attention with a fixed decay per head: exp(-rate * 2 ** (-8 / heads * (h + 1))) a token.
+
+    Weights q, k, v, gate, out_norm and o.
+    """
 
     heads: Size
     head_dim: Size
-    layers: Size
+    act: Activation = "silu"
+    """of queries, keys and values"""
+    rate: Real = 1.0
     out_norm: Norm
 
 
 class Rglru(Data, frozen=True, kw_only=True, tag_field="op", tag="rglru"):
-    """The real-gated linear recurrent unit."""
+    """The real-gated linear recurrent unit behind a short convolution, times a gate.
+
+    Weights x, y, conv, in_gate and a_gate ([heads, D, D] and [heads * D]), param and o.
+    """
 
     heads: Size
+    width: Size
+    """channels of the recurrence"""
+    conv: Size = 4
+    """tokens that the convolution sees"""
+    act: Activation = "gelu_tanh"
+    """of the gate y"""
+
+    def __post_init__(self) -> None:
+        """Refuse heads of different sizes."""
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
 
 
 class Rwkv4(Data, frozen=True, kw_only=True, tag_field="op", tag="rwkv4"):
-    """The two halves of an RWKV-4 layer."""
+    """The two halves of an RWKV-4 layer; weights r, k, v, mix_r, mix_k, and of time: o, mix_v, decay, first."""
 
     part: Literal["time", "channel"]
+    width: Size
+    """channels of k: those of the recurrence, or of the feed-forward"""

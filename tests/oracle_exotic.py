@@ -38,6 +38,22 @@ INKLING: Mapping[str, Any] = {
     "logits_mup_width_multiplier": 2.0,
     "route_scale": 1.7,
 }
+LINEAR = "linear_attention"
+MINIMAX: Mapping[str, Any] = {
+    "intermediate_size": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "block_size": 8,
+    "layer_types": [FULL, LINEAR, LINEAR],
+    "sliding_window": None,
+}
+LRU: Mapping[str, Any] = {
+    "lru_width": 64,
+    "attention_window_size": 9,
+    "num_key_value_heads": 1,
+    "head_dim": LEFT_OUT,
+    "block_types": ["recurrent", "recurrent", "attention"],
+}
 EXOTIC: dict[str, Case] = {
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4-moe": Case(
@@ -60,5 +76,23 @@ EXOTIC: dict[str, Case] = {
         "inkling_text",
         {**INKLING, "layer_types": LEFT_OUT, "local_layer_ids": [1], "conv_kernel_size": 3, "n_shared_experts": 1,
          "log_scaling_n_floor": 5, "log_scaling_alpha": 0.4, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "minimax": Case("minimax", MINIMAX),
+    "minimax-factors": Case(
+        "minimax",
+        {**MINIMAX, "layer_types": [FULL, LINEAR, FULL, LINEAR], "num_hidden_layers": 4, "full_attn_alpha_factor": 1.5,
+         "full_attn_beta_factor": 0.8, "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.9,
+         "mlp_alpha_factor": 1.1, "mlp_beta_factor": 0.7, "num_attention_heads": 6, "num_key_value_heads": 3},
+    ),
+    "recurrent-gemma": Case("recurrent_gemma", LRU),
+    "recurrent-gemma-options": Case(
+        "recurrent_gemma",
+        {**LRU, "block_types": ["attention", "recurrent"], "lru_width": 48, "conv1d_width": 3, "num_key_value_heads": 4,
+         "logits_soft_cap": 2.0, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "rwkv": Case("rwkv", {"attention_hidden_size": 64, "context_length": 128}),
+    "rwkv-widths": Case(
+        "rwkv", {"attention_hidden_size": 48, "intermediate_size": LEFT_OUT, "context_length": 128,
+                 "tie_word_embeddings": True}
     ),
 }  # fmt: skip
