@@ -14,7 +14,7 @@ _LATER = ("sparsity",)
 
 def write_mlp(writer: LayerWriter, op: Feedforward, h: Node, path: str, name: str) -> Node:
     """Append out_scale * down(inner_norm(act(gate_scale * gate h) * up h)), or down(inner_norm(act(up h)))."""
-    limited = op.act in _GATED_ONLY or op.limit is not None
+    limited = op.act in _GATED_ONLY or bool(op.limit)
     refuse(path, {field: getattr(op, field) for field in _LATER} | {"act": limited and not op.gated and op.act})
     if op.gated:
         gate = writer.linear(h, f"{path}.gate", f"{name}_gate")

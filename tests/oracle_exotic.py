@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from oracle_case import FULL, LEFT_OUT, SLIDING, Case
+from oracle_latent import SPARSE_KEYS
+from oracle_moe import DENSE, NO_GROUPS, SPARSE
 
 GEMMA4: Mapping[str, Any] = {
     "num_hidden_layers": 4,
@@ -54,6 +56,7 @@ LRU: Mapping[str, Any] = {
     "head_dim": LEFT_OUT,
     "block_types": ["recurrent", "recurrent", "attention"],
 }
+HY: Mapping[str, Any] = {**SPARSE_KEYS, "head_dim": 20, "hc_mult": 2, "hc_eps": 1e-3}
 EXOTIC: dict[str, Case] = {
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4-moe": Case(
@@ -94,5 +97,12 @@ EXOTIC: dict[str, Case] = {
     "rwkv-widths": Case(
         "rwkv", {"attention_hidden_size": 48, "intermediate_size": LEFT_OUT, "context_length": 128,
                  "tie_word_embeddings": True}
+    ),
+    "hy-v4": Case("hy_v4", HY),
+    "hy-v4-options": Case(
+        "hy_v4",
+        {**HY, **NO_GROUPS, "hc_mult": 3, "hc_magnitude": 1.3, "swiglu_limit": 0.7, "num_hidden_layers": 4,
+         "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": [SPARSE, DENSE, SPARSE, DENSE],
+         "attention_bias": True},
     ),
 }  # fmt: skip
