@@ -16,7 +16,7 @@ from treadle.conf.errors import ConfigError
 from treadle.graph.expected import Expected, expected
 from treadle.graph.gguf_types import BLOCK_NAMES
 from treadle.graph.mxfp4 import BLOCK, dequantize_mxfp4, scales_name, unpacked_shape
-from treadle.graph.source import PACKED, READABLE, Source
+from treadle.graph.source import NUMBERS, PACKED, READABLE, Source
 from treadle.graph.spec import ModelSpec, Rule
 
 if TYPE_CHECKING:
@@ -192,9 +192,10 @@ class Checkpoint:
             problems.append(_listed("shapes that do not fit", wrong, shown=3))
         unreadable = [
             f"{piece.tensor} is {dtype}"
-            for recipe in self._recipes.values()
+            for name, recipe in self._recipes.items()
             for piece in recipe.pieces.values()
-            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE
+            if (dtype := self.source.tensors[piece.tensor].dtype)
+            not in (NUMBERS if wanted[name].kind == "ids" else READABLE)
             and dtype not in BLOCK_NAMES
             and not piece.rule.quant
         ]

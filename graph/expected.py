@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from treadle.graph.spec import (
     Attention,
+    Compress,
+    Csa,
     DecayAttention,
     Delta,
     Feedforward,
@@ -33,7 +35,7 @@ class Expected:
     """A weight that the description asks for. -1 in ``shape``: any size.
 
     ``kind`` says how random ones are made: ``matrix`` with a deviation of 1 / sqrt(columns), ``embedding``, ``norm``
-    near 1 (near 0 where 1 is added to it), ``bias`` small.
+    near 1 (near 0 where 1 is added to it), ``bias`` small, ``ids`` whole numbers from 0 on.
     """
 
     shape: tuple[int, ...]
@@ -146,6 +148,8 @@ def _op(path: str, op: Op, hidden: int) -> Iterator[tuple[str, Expected]]:
             yield from _mamba1(path, op, hidden)
         case ShortConv():
             yield from _short_conv(path, op, hidden)
+        case Csa():
+            yield from _csa(path, op, hidden)
         case DecayAttention():
             yield from _decay_attention(path, op, hidden)
         case Rglru():
@@ -286,6 +290,33 @@ def _short_conv(path: str, op: ShortConv, hidden: int) -> Iterator[tuple[str, Ex
         yield from _linear(f"{path}.{name}", hidden, hidden, op.bias)
     yield f"{path}.conv.weight", Expected((hidden, op.kernel))
     yield f"{path}.conv.bias", Expected((hidden,), "bias", op.bias)
+
+
+def _csa(path: str, op: Csa, hidden: int) -> Iterator[tuple[str, Expected]]:
+    width = op.heads * op.head_dim
+    yield from _linear(f"{path}.q_a", op.q_lora, hidden, False)
+    yield from _norm(f"{path}.q_a_norm", op.norm, op.q_lora).items()
+    yield from _linear(f"{path}.q_b", width, op.q_lora, False)
+    yield from _linear(f"{path}.kv", op.head_dim, hidden, False)
+    yield from _norm(f"{path}.kv_norm", op.norm, op.head_dim).items()
+    yield f"{path}.sinks", Expected((op.heads,), "bias")
+    if op.compress is not None:
+        yield from _compress(f"{path}.comp", op.compress, op.head_dim, hidden)
+        index = op.compress.index
+        if index is not None:
+            yield from _compress(f"{path}.comp.index", op.compress, index.dim, hidden)
+            yield from _linear(f"{path}.comp.index.q", index.heads * index.dim, op.q_lora, False)
+            yield f"{path}.comp.index.w.weight", Expected((index.heads, hidden))
+    yield f"{path}.o_a.weight", Expected((op.o_groups, op.o_lora, width // op.o_groups))
+    yield from _linear(f"{path}.o_b", hidden, op.o_groups * op.o_lora, False)
+
+
+def _compress(path: str, op: Compress, dim: int, hidden: int) -> Iterator[tuple[str, Expected]]:
+    width = dim * (2 if op.overlap else 1)
+    for name in ("kv", "gate"):
+        yield from _linear(f"{path}.{name}", width, hidden, False)
+    yield f"{path}.ape", Expected((op.rate, width))
+    yield f"{path}.norm.weight", Expected((dim,), "norm")
 
 
 def _decay_attention(path: str, op: DecayAttention, hidden: int) -> Iterator[tuple[str, Expected]]:

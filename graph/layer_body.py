@@ -10,6 +10,7 @@ from torch.fx import Node
 from treadle.conf.errors import nearest
 from treadle.graph.attention_body import write_attention
 from treadle.graph.conv_body import write_short_conv
+from treadle.graph.csa_body import write_csa
 from treadle.graph.delta_body import write_delta
 from treadle.graph.layer_state import Weights, kept_behind
 from treadle.graph.layer_writer import LayerWriter, refuse
@@ -22,6 +23,7 @@ from treadle.graph.scan_body import write_decay_attention, write_rglru, write_rw
 from treadle.graph.spec import (
     Attention,
     Branch,
+    Csa,
     DecayAttention,
     Delta,
     Layer,
@@ -49,6 +51,7 @@ WRITERS: dict[type[Any], Callable[..., Node]] = {
     Mamba2: lambda writer, op, _, h, path, name: write_mamba2(writer, op, h, path, name),
     Mamba1: lambda writer, op, _, h, path, name: write_mamba1(writer, op, h, path, name),
     ShortConv: lambda writer, op, _, h, path, name: write_short_conv(writer, op, h, path, name),
+    Csa: lambda writer, op, _, h, path, name: write_csa(writer, op, h, path, name),
     DecayAttention: lambda writer, op, _, h, path, name: write_decay_attention(writer, op, h, path, name),
     Rglru: lambda writer, op, _, h, path, name: write_rglru(writer, op, h, path, name),
     Rwkv4: lambda writer, op, _, h, path, name: write_rwkv4(writer, op, h, path, name),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention, DecayAttention, Delta, Mamba1, Mamba2, Mla, Rglru, Rwkv4, ShortConv
+from treadle.graph.mixers import Attention, Csa, DecayAttention, Delta, Mamba1, Mamba2, Mla, Rglru, Rwkv4, ShortConv
 from treadle.graph.spec import ModelSpec, Op, Sub
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -103,6 +103,12 @@ def _rwkv4(op: Rwkv4, weights: Weights) -> Kept:
     return Kept(appended={}, parts=parts)
 
 
+def _csa(op: Csa, _: Weights) -> Kept:
+    # With compressed rows nothing is ever out of sight: they are made of what all tokens left.
+    layer = LayerKV(kv_heads=1, k_dim=op.row, v_dim=0, kind="latent")
+    return Kept(appended={"rows": layer}, window=0 if op.compress else op.window, parts={})
+
+
 def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
     """Return the tail of inputs that a short convolution keeps."""
     return BlockPart(kind="conv", shape=(channels, width - 1), dtype=weights.dtype)
@@ -115,6 +121,7 @@ KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {
     Mamba2: _mamba2,
     Mamba1: _mamba1,
     ShortConv: _short_conv,
+    Csa: _csa,
     DecayAttention: _decay_attention,
     Rglru: _rglru,
     Rwkv4: _rwkv4,

@@ -296,7 +296,7 @@ class ShortConv(Data, frozen=True, kw_only=True, tag_field="op", tag="short_conv
 
 
 class CompressIndex(Data, frozen=True, kw_only=True):
-    """The choice among compressed rows."""
+    """The choice among compressed rows, made by a small attention over smaller ones; weights q, w, kv, gate, ..."""
 
     heads: Size
     dim: Size
@@ -304,23 +304,44 @@ class CompressIndex(Data, frozen=True, kw_only=True):
 
 
 class Compress(Data, frozen=True, kw_only=True):
-    """One cached row for every ``rate`` tokens."""
+    """One row for every ``rate`` tokens, seen once they are all there; weights comp.kv, comp.gate, comp.ape, ..."""
 
     rate: Size
     overlap: bool = False
+    """a row is made of the tokens of two spans, by halves of their channels"""
     index: CompressIndex | None = None
 
 
 class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
-    """A window beside compressed keys."""
+    """A window beside compressed rows: one key a token, which is its value too, and sinks.
+
+    Weights q_a, q_a_norm, q_b, kv, kv_norm, sinks, o_a [groups, o_lora, heads * head_dim / groups] and o_b.
+    """
 
     heads: Size
     head_dim: Size
+    q_lora: Size
+    o_lora: Size
+    """channels that a group of heads is narrowed to"""
     o_groups: Size
-    window: Count
+    window: Size
     norm: Norm
     rope: RopeTable
     compress: Compress | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse groups of different sizes."""
+        if self.heads % self.o_groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of o_groups {self.o_groups}")
+
+    @property
+    def row(self) -> int:
+        """Channels that a token leaves."""
+        made = self.compress
+        width = 0
+        if made is not None:
+            width = self.head_dim + (made.index.dim if made.index is not None else 0)
+        return self.head_dim + 2 * width * (2 if made is not None and made.overlap else 1)
 
 
 class DecayAttention(Data, frozen=True, kw_only=True, tag_field="op", tag="decay_attention"):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from treadle.graph import attention_ops, latent_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
+from treadle.graph import attention_ops, csa_ops, latent_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
 
 _library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
@@ -127,7 +127,7 @@ SCHEMAS: dict[str, str] = {
 }
 
 
-SCHEMAS |= pointwise_ops.SCHEMAS | residual_ops.SCHEMAS | attention_ops.SCHEMAS | scan_ops.SCHEMAS
+SCHEMAS |= pointwise_ops.SCHEMAS | residual_ops.SCHEMAS | attention_ops.SCHEMAS | scan_ops.SCHEMAS | csa_ops.SCHEMAS
 
 
 def _same(x: Tensor, *_: object, **__: object) -> Tensor:
@@ -243,6 +243,7 @@ SHAPES: dict[str, Callable[..., object]] = {
     **residual_ops.SHAPES,
     **attention_ops.SHAPES,
     **scan_ops.SHAPES,
+    **csa_ops.SHAPES,
     **latent_ops.SHAPES,
 }
 
@@ -253,6 +254,7 @@ WRITES_STATE = frozenset(
         *attention_ops.WRITES_STATE,
         *latent_ops.WRITES_STATE,
         *scan_ops.STATE_SCHEMAS,
+        *csa_ops.WRITES_STATE,
     }
 )
 """Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""

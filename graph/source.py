@@ -34,6 +34,8 @@ _DTYPES = {
 }
 READABLE = ("float32", "bfloat16", "float16")
 """Element types of plain tensors that the engine computes with."""
+NUMBERS = ("int64", "int32")
+"""Element types of tables of ids."""
 PACKED = "uint8"
 """The element type of bytes that a rule of the family unpacks."""
 _HEADER_LIMIT = 100 << 20
@@ -170,7 +172,7 @@ class DirectorySource:
         from safetensors import SafetensorError, safe_open
 
         info, file = self.tensors[name], self._files[name]
-        if info.dtype not in (*READABLE, PACKED):
+        if info.dtype not in (*READABLE, *NUMBERS, PACKED):
             raise SourceError(
                 f"{name} is {info.dtype}", key=str(file), hint=f"element types that can be read: {', '.join(READABLE)}"
             )

@@ -57,7 +57,7 @@ LEVEL_OPS = {
     Level.MODEL: POINTWISE
     | STATE_SCHEMAS.keys()
     | scan_ops.STATE_SCHEMAS.keys()
-    | {"attention", *attention_ops.MODEL_OPS, "latent_attention", "index_select"},
+    | {"attention", *attention_ops.MODEL_OPS, "latent_attention", "index_select", "compressed_attention"},
     Level.SHARDED: POINTWISE
     | STATE_SCHEMAS.keys()
     | scan_ops.STATE_SCHEMAS.keys()
@@ -71,6 +71,7 @@ LEVEL_OPS = {
         "norm_rope_cache_write",
         "paged_attention",
         "paged_relative_attention",
+        "paged_compressed_attention",
         "latent_write",
         "paged_latent_attention",
         "paged_index_select",

@@ -70,6 +70,7 @@ OP_MODULES = (
     "rglru",
     "token_shift",
     "wkv",
+    "compressed_attention",
     "head_linear",
     "latent_attention",
     "latent_write",

@@ -47,6 +47,8 @@ def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
         _place_relative(editor, call, node, page_tokens)
     for node in editor.find("latent_attention", "index_select"):
         _place_latent(editor, call, node, page_tokens)
+    for node in editor.find("compressed_attention"):
+        _place_compressed(editor, call, node, page_tokens)
     for node in editor.body.placeholders:
         if role(node) is Role.STATE:
             editor.inputs[node.name].replace_all_uses_with(_arena(editor))
@@ -129,4 +131,21 @@ def _place_latent(editor: BodyEditor, call: Call, node: Node, page_tokens: int) 
             placed = editor.op(
                 "paged_index_select", a["q"], a["weights"], *where, page_tokens, a["topk"], label=node.name
             )
+    editor.swap(node, placed)
+
+
+def _place_compressed(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    a = arguments(node)
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
+    rest = [a[name] for name in list(a)[list(a).index("sinks") :]]
+    row_dim = int(a["k"].meta["val"].shape[-1])
+    with editor.before(node):
+        editor.op(
+            "latent_write", a["k"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
+            label=f"{node.name}_write",
+        )  # fmt: skip
+        placed = editor.op(
+            "paged_compressed_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, page_tokens,
+            row_dim, *rest, label=node.name,
+        )  # fmt: skip
     editor.swap(node, placed)

@@ -196,6 +196,9 @@ def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: 
     match expected.kind:
         case "norm":
             return values.mul_(0.1).add_(1.0)
+        case "ids":
+            # any that are there: the first ones
+            return values.copy_(torch.arange(expected.shape[-1]))
         case "norm_minus_one" | "bias":
             return values.mul_(0.1)
         case "embedding" if not tied:

@@ -57,6 +57,31 @@ LRU: Mapping[str, Any] = {
     "block_types": ["recurrent", "recurrent", "attention"],
 }
 HY: Mapping[str, Any] = {**SPARSE_KEYS, "head_dim": 20, "hc_mult": 2, "hc_eps": 1e-3}
+CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
+V4: Mapping[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "layer_types": [SLIDING, CSA, HCA, CSA],
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 24,
+    "partial_rotary_factor": 0.5,
+    "compress_rates": {CSA: 4, HCA: 8},
+    "sliding_window": 5,
+    "hc_mult": 2,
+    "hc_eps": 1e-3,
+    "hc_sinkhorn_iters": 3,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "index_topk": 3,
+    "index_n_heads": 16,
+    "index_head_dim": 24,
+    "rope_parameters": LEFT_OUT,
+    "rope_theta": 777.0,
+    "compress_rope_theta": 4321.0,
+}
 EXOTIC: dict[str, Case] = {
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4-moe": Case(
@@ -104,5 +129,14 @@ EXOTIC: dict[str, Case] = {
         {**HY, **NO_GROUPS, "hc_mult": 3, "hc_magnitude": 1.3, "swiglu_limit": 0.7, "num_hidden_layers": 4,
          "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": [SPARSE, DENSE, SPARSE, DENSE],
          "attention_bias": True},
+    ),
+    "deepseek-v4": Case("deepseek_v4", V4),
+    "deepseek-v4-options": Case(
+        "deepseek_v4",
+        {**V4, "layer_types": [HCA, CSA, SLIDING, HCA], "mlp_layer_types": LEFT_OUT, "num_hash_layers": 2,
+         "compress_rates": {CSA: 2, HCA: 5}, "hc_mult": 3, "hc_sinkhorn_iters": 1, "scoring_func": "sigmoid",
+         "swiglu_limit": 0.7, "routed_scaling_factor": 1.1, "partial_rotary_factor": 0.25,
+         "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                             "beta_fast": 16.0, "beta_slow": 2.0}},
     ),
 }  # fmt: skip
