@@ -71,6 +71,15 @@ class BodyWriter:
         """Append the choice of the slices of ``dim`` that ``places`` lists."""
         return self.call(torch.ops.aten.index_select.default, x, dim, places, label=label)
 
+    def split(self, x: Node, sizes: Sequence[int], label: str) -> list[Node]:
+        """Append the cut of the last dim into parts of ``sizes`` channels."""
+        parts = self.call(torch.ops.aten.split_with_sizes.default, x, list(sizes), -1, label=f"{label}_parts")
+        return [self.item(parts, index, f"{label}_part{index}") for index in range(len(sizes))]
+
+    def join(self, parts: Sequence[Node], label: str, dim: int = -1) -> Node:
+        """Append the concatenation along ``dim``."""
+        return self.call(torch.ops.aten.cat.default, list(parts), dim, label=label)
+
     def item(self, x: Node, index: int, label: str) -> Node:
         """Append the choice of one result of a call that returns several."""
         return self.call(operator.getitem, x, index, label=label)

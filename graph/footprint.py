@@ -10,7 +10,7 @@ from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, 
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
+from treadle.graph.spec import Attention, Mla, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, State
 
 INT8_GROUP = 32
@@ -61,7 +61,9 @@ def ops(spec: ModelSpec) -> Iterator[Op]:
 
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
     """Return the distinct rope tables, in order of first use."""
-    return tuple(dict.fromkeys(op.rope for op in ops(spec) if isinstance(op, Attention) and op.rope is not None))
+    turning = [op for op in ops(spec) if isinstance(op, (Attention, Mla))]
+    tables = [table for op in turning for table in (op.rope, op.index and op.index.rope) if table is not None]
+    return tuple(dict.fromkeys(tables))
 
 
 def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> float:
@@ -76,10 +78,21 @@ def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> floa
         for name, info in weights.items()
         if _is_product(name, info) and name.startswith("layers.")
     )
-    reach = sum(
-        op.heads * (op.head_dim + op.v_head_dim) for op in ops(spec) if isinstance(op, Attention) and not op.window
-    )
+    reach = sum(_reach(op) for op in ops(spec))
     return linear / reach / ATTENTION_SLOWNESS if reach else math.inf
+
+
+def _reach(op: Op) -> int:
+    """Return the products that a token costs for each key that it sees; 0 where those do not grow with the context."""
+    match op:
+        case Attention() if not op.window:
+            return op.heads * (op.head_dim + op.v_head_dim)
+        case Mla() if op.index is not None:
+            return 0 if op.index.share else op.index.heads * op.index.dim
+        case Mla() if not op.window:
+            return op.heads * (2 * op.kv_lora + op.rope_dim)
+        case _:
+            return 0
 
 
 def weight_rows(
@@ -247,6 +260,14 @@ def _float32_weights(spec: ModelSpec) -> Iterator[str]:
         yield from (f"{path}.correction", f"{path}.expert_scale")
         if op.router.dtype == "float32":
             yield from (f"{path}.router.weight", f"{path}.router.bias")
+    for layer in spec.layers:
+        for sub in layer.subs:
+            if isinstance(sub.op, Mla) and sub.op.index is not None:
+                yield f"layers.{layer.index}.{sub.name}.index.w.weight"
+
+
+WIDE = (".router.weight", ".index.w.weight", ".kv_b.weight")
+"""Products that int8 leaves alone: choices, and a matrix that is cut into one for each head."""
 
 
 def _is_product(name: str, info: WeightInfo) -> bool:
@@ -256,7 +277,7 @@ def _is_product(name: str, info: WeightInfo) -> bool:
 
 def _quantises(name: str, info: WeightInfo, device: str) -> bool:
     """Return whether int8 takes a weight: no router, whose choices are all or nothing, and experts on a CPU only."""
-    if not _is_product(name, info) or name.endswith(".router.weight"):
+    if not _is_product(name, info) or name.endswith(WIDE):
         return False
     if len(info.shape) > 2:
         # an expert's two matrices are quantised together
@@ -286,6 +307,12 @@ def _live_width(op: Op, hidden: int, device: str) -> int:
     match op:
         case Attention():
             return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
+        case Mla():
+            # queries plain and in terms of latents, what is cached, and the result as latents and as values
+            row = op.kv_lora + op.rope_dim
+            index = op.index.heads * op.index.dim + 4 * op.index.topk if op.index is not None else 0
+            inside = op.nope + op.rope_dim + row + 2 * op.kv_lora + 2 * op.v_dim
+            return op.heads * inside + 2 * row + 2 * (op.q_lora or 0) + index
         case Mlp():
             return 3 * op.intermediate
         case Moe():

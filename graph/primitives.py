@@ -53,6 +53,7 @@ class Norm(Data, frozen=True, kw_only=True):
     gate_first: bool = False
     """the gate comes before the normalisation"""
     low_rank_gate: bool = False
+    """times sigmoid(gate_up silu(gate_down y)), y what the norm gives"""
     cast: Literal["after", "before"] = "after"
     """after: cast to x's dtype, then multiply by the weight (llama); before: multiply in fp32, then cast (gemma)"""
     weight: bool = True

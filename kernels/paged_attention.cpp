@@ -10,8 +10,8 @@
 // order, then depends on its position alone: keys that it does not see have weight 0 and change no bit.
 #include <vector>
 
+#include "attention.h"
 #include "pages.h"
-#include "vector.h"
 
 namespace {
 
@@ -22,15 +22,9 @@ constexpr int64_t LEAST_ROWS = 48;   // of a prefill unit, made small to feed ev
 constexpr int64_t FEW_ROWS = 16;     // up to this many rows of a kv head, the decode way
 constexpr int ROWS = 6;              // rows of a register block
 constexpr int COLUMNS = 4;           // vectors of a register block
-constexpr float MINUS_INFINITY = -INFINITY;
 
 thread_local Scratch scratch;      // of the unit at hand
 thread_local Scratch span_results;  // of the call, owned by the thread that makes it
-
-INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
-INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct Problem {
     const void* q;
@@ -75,17 +69,6 @@ INLINE V biased(const Problem& p, V logit, int64_t head, int64_t position, int64
     return p.softcap > 0 ? hyperbolic_tangent(logit / splat(p.softcap)) * splat(p.softcap) : logit;
 }
 
-// Minus infinity in the lanes whose key index, from `key` on, is outside [low, high).
-INLINE V masked(V x, int64_t key, int64_t low, int64_t high) {
-    if (key >= low && key + LANES <= high) return x;
-    const VI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const int32_t from = int32_t(most(least(low - key, LANES), 0));
-    const int32_t to = int32_t(most(least(high - key, LANES), 0));
-    const V outside = splat(MINUS_INFINITY);
-    x = lane < from ? outside : x;
-    return lane >= to ? outside : x;
-}
-
 // The softmax weights of logits [count] in place, relative to their maximum; returns it and their sum.
 INLINE void soften(float* logits, int64_t count, float& maximum_out, float& sum_out) {
     V top = splat(MINUS_INFINITY);
@@ -104,9 +87,6 @@ INLINE void soften(float* logits, int64_t count, float& maximum_out, float& sum_
     maximum_out = m;
     sum_out = reduce_add(sum);
 }
-
-// Factor of a running sum with maximum m once its maximum is `top`.
-INLINE float shrink(float m, float top) { return m == MINUS_INFINITY ? 0.0f : expf(m - top); }
 
 // Logits of R rows against `count` contiguous keys.
 template <class E, int R>
@@ -282,32 +262,6 @@ void merge_spans(const Problem& p, const Merge& merge, float* partials) {
         }
         write_row<E>(p, start + r / p.group, merge.head * p.group + r % p.group, sum, top, total);
     }
-}
-
-// c [R, C vectors] = a [R, depth] x b [depth, C vectors], on top of what c holds if `accumulate`.
-template <int R, int C>
-INLINE void product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, float* c,
-                    int64_t c_stride, bool accumulate) {
-    V sum[R][C];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int i = 0; i < C; i++) sum[r][i] = accumulate ? Float32::load(c + r * c_stride + i * LANES) : zero();
-    for (int64_t k = 0; k < depth; k++) {
-        V v[C];
-#pragma GCC unroll 8
-        for (int i = 0; i < C; i++) v[i] = Float32::load(b + k * b_stride + i * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            const V w = splat(a[r * a_stride + k]);
-#pragma GCC unroll 8
-            for (int i = 0; i < C; i++) sum[r][i] += w * v[i];
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int i = 0; i < C; i++) Float32::store(c + r * c_stride + i * LANES, sum[r][i]);
 }
 
 // Keys [low + skip, low + count) as columns of fp32 [k_dim, TILE], values as rows of fp32 [TILE, v_width]; zeros

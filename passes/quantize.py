@@ -79,8 +79,8 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
 
 
 def _routes(node: Node) -> bool:
-    """Return whether the results are what experts are chosen by."""
-    return any(user.target == ops.op("route") for user in node.users)
+    """Return whether the results are what experts, or the keys of an attention, are chosen by."""
+    return any(user.target in (ops.op("route"), ops.op("index_select")) for user in node.users)
 
 
 def _edit_experts(editor: BodyEditor, call: Call, group: int) -> None:

@@ -17,7 +17,21 @@ from treadle.graph.checkpoint import Checkpoint, CheckpointError
 from treadle.graph.expected import Expected
 from treadle.graph.position import alibi_slopes, sine_rows
 from treadle.graph.rope import rope_rows
-from treadle.graph.weights import AlibiSlopes, Cast, Concat, Int8, Ints, Leaf, RopeRows, SineRows, WeightExpr, leaves
+from treadle.graph.weights import (
+    AlibiSlopes,
+    Cast,
+    Concat,
+    HeadRows,
+    Int8,
+    Ints,
+    Leaf,
+    NegativeExp,
+    RopeRows,
+    Runs,
+    SineRows,
+    WeightExpr,
+    leaves,
+)
 from treadle.kernels.linear_int8 import quantize_int8
 
 OnProgress = Callable[[int, int], None]
@@ -80,8 +94,16 @@ class _Loader:
                 return result
             case Cast(part=part, dtype=dtype):
                 return self.evaluate(part).to(getattr(torch, dtype))
+            case NegativeExp(part=part):
+                return self.evaluate(part).float().exp().neg_()
+            case Runs(runs=runs, dtype=dtype):
+                counts, values = (torch.tensor(column) for column in zip(*runs))
+                return values.repeat_interleave(counts).to(self._device, getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
+            case HeadRows(part=part, heads=heads, start=start, count=count, turned=turned):
+                rows = self.evaluate(part).unflatten(0, (heads, -1))[:, start : start + count]
+                return (rows.transpose(1, 2) if turned else rows).contiguous()
             case RopeRows(table=table, rows=rows, rounding=rounding):
                 return rope_rows(table, rows, self._device).to(getattr(torch, rounding)).float()
             case SineRows(dim=dim, rows=rows, endpoint=endpoint, dtype=dtype):
@@ -174,6 +196,9 @@ def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: 
     match expected.kind:
         case "norm":
             return values.mul_(0.1).add_(1.0)
+        case "ids":
+            # any that are there: the first ones
+            return values.copy_(torch.arange(expected.shape[-1]))
         case "norm_minus_one" | "bias":
             return values.mul_(0.1)
         case "embedding" if not tied:

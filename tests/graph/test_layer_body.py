@@ -70,9 +70,36 @@ def test_the_residual_may_be_the_normed_input_and_be_normed_itself() -> None:
     assert any(line.startswith("next_norm = op.norm(two_post_residual") for line in written)
 
 
+def test_a_sublayer_may_read_what_another_has_read_and_its_result_may_be_added_later() -> None:
+    subs = (
+        Sub(name="one", pre=NORM, op=MLP, tap="mid"),
+        Sub(name="aside", op=MLP, source="mid", hold="late"),
+        Sub(name="two", pre=NORM, op=MLP, add="late"),
+    )
+    written = body(*subs)
+    assert "aside_up = op.linear(h, aside_up_weight, None)" in written
+    assert sums(written) == [
+        "one_residual = op.add(x, one_down, 1.0, 1.0)",
+        "two_with_late = op.add(two_down, aside_down)",
+        "two_residual = op.add(one_residual, two_with_late, 1.0, 1.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sub", "message"),
+    [
+        (Sub(name="one", op=MLP, source="mid"), r"layers\.0\.one\.from=mid: no sublayer before taps or holds this"),
+        (Sub(name="one", op=MLP, tap="late", add="lat"), r"layers\.0\.one\.add=lat.*did you mean late"),
+    ],
+)
+def test_a_name_that_nothing_left_is_refused(sub: Sub, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        body(sub)
+
+
 def test_what_has_no_kernel_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"layers\.0\.one: tap = 'x' has no kernels yet"):
-        body(Sub(name="one", pre=NORM, op=MLP, tap="x"))
+    with pytest.raises(SpecError, match=r"layers\.0\.one: input = 'concat_embed' has no kernels yet"):
+        body(Sub(name="one", pre=NORM, op=MLP, input="concat_embed"))
     with pytest.raises(
         SpecError, match=r"layers\.0\.one: op mamba1 has no kernels yet; there are attention, mlp and moe"
     ):

@@ -1,0 +1,67 @@
+"""The cases of families with latent attention, dense and sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oracle_case import LEFT_OUT, YARN, Case, rope
+from oracle_moe import DENSE, GLM, NO_GROUPS, SPARSE
+
+MLA: Mapping[str, Any] = {
+    "head_dim": LEFT_OUT,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+NO_Q_LORA: Mapping[str, Any] = {"q_lora_rank": None}
+MSCALE = {"rope_parameters": {**YARN["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 0.7}}
+DEEPSEEK: Mapping[str, Any] = {**MLA, **GLM, "n_shared_experts": 2, "first_k_dense_replace": 1}
+GROUPS: Mapping[str, Any] = {"topk_method": "group_limited_greedy"}
+LAYERS: Mapping[str, Any] = {"mlp_layer_types": [DENSE, SPARSE, DENSE], "first_k_dense_replace": LEFT_OUT}
+# With few index heads many sums of relu are 0, and what is chosen among equals is nobody's wish.
+SPARSE_KEYS: Mapping[str, Any] = {**DEEPSEEK, "index_n_heads": 16, "index_head_dim": 24, "index_topk": 6}
+
+LATENT: dict[str, Case] = {
+    "deepseek-v2": Case("deepseek_v2", {**DEEPSEEK, **GROUPS, **MSCALE}),
+    "deepseek-v2-lite": Case("deepseek_v2",
+        {**DEEPSEEK, **NO_Q_LORA, "n_group": None, "topk_group": None, "attention_bias": True, "mlp_bias": True,
+         "first_k_dense_replace": 0},
+    ),
+    "deepseek-v3": Case("deepseek_v3", {**DEEPSEEK, **MSCALE}),
+    "deepseek-v3-options": Case("deepseek_v3",
+        {**DEEPSEEK, **NO_Q_LORA, **NO_GROUPS, **YARN, "rope_interleave": False, "norm_topk_prob": False,
+         "attention_bias": True, "num_nextn_predict_layers": 0},
+    ),
+    "axk1": Case("axk1", {**DEEPSEEK, **MSCALE, "moe_layer_freq": 2, "first_k_dense_replace": 1}),
+    "axk1-options": Case("axk1", {**DEEPSEEK, **LAYERS, "rope_interleave": False, "attention_bias": True}),
+    "glm4-moe-lite": Case("glm4_moe_lite", {**DEEPSEEK, **LAYERS}),
+    "glm4-moe-lite-options": Case("glm4_moe_lite",
+        {**DEEPSEEK, **NO_Q_LORA, **NO_GROUPS, "first_k_dense_replace": LEFT_OUT, "rope_interleave": False,
+         "attention_bias": True},
+    ),
+    "minicpm3": Case("minicpm3", MLA),
+    "minicpm3-options": Case("minicpm3",
+        {**MLA, **NO_Q_LORA, **rope("linear", factor=3.0), "v_head_dim": None, "scale_emb": 3, "scale_depth": 0.9,
+         "dim_model_base": 32, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "youtu": Case("youtu", {**MLA, **MSCALE, "pad_token_id": None}),
+    "youtu-options": Case("youtu",
+        {**MLA, **NO_Q_LORA, "rope_interleave": False, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "deepseek-v32": Case("deepseek_v32", {**SPARSE_KEYS, **MSCALE}),
+    "deepseek-v32-options": Case("deepseek_v32",
+        {**SPARSE_KEYS, **LAYERS, **NO_GROUPS, "index_head_dim": 8, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "glm-moe-dsa": Case("glm_moe_dsa",
+        {**SPARSE_KEYS, "num_hidden_layers": 5, "indexer_types": ["full", "shared", "full", "shared", "shared"]},
+    ),
+    "glm-moe-dsa-frequency": Case("glm_moe_dsa",
+        {**SPARSE_KEYS, "index_topk_freq": 2, "index_skip_topk_offset": 1, "num_hidden_layers": 4},
+    ),
+    "axk2": Case("axk2", {**SPARSE_KEYS, "gated_norm_rank": 8, "n_group": None, "topk_group": None}),
+    "axk2-groups": Case("axk2", {**SPARSE_KEYS, **MSCALE, **LAYERS, "gated_norm_rank": 4, "attention_bias": True}),
+}  # fmt: skip
