@@ -54,8 +54,8 @@ def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: i
     if width > 512:
         return Tiles(rows=min(rows, 32), block=32, warps=8, stages=1)
     if rows <= 32:
-        return Tiles(rows=rows, block=32, warps=4, stages=2, occupancy=2 if width <= 256 else 1)
-    return Tiles(rows=rows, block=32, warps=8, stages=2)
+        return Tiles(rows=rows, block=32, warps=4, stages=3, occupancy=2 if width <= 256 else 1)
+    return Tiles(rows=rows, block=32, warps=8, stages=3)
 
 
 @functools.cache

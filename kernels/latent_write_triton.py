@@ -32,11 +32,12 @@ def write_row(  # type: ignore[no-untyped-def]
     offset = tl.multiple_of(tl.load(layer_offset) // (256 // UNIT), ALIGNMENT)
     target = arena + (page.to(tl.int64) * UNIT + offset + position % PAGE * DIM)
     channel = tl.arange(0, BLOCK)
+    inside = channel < tl.where(live, DIM, 0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.load(k + token * k_stride + channel, mask=live & (channel < DIM))
-    tl.store(target + channel, row, mask=live & (channel < DIM))
+    row = tl.load(k + token * k_stride + channel, mask=inside)
+    tl.store(target + channel, row, mask=inside)
 
 
 def latent_write(
