@@ -14,7 +14,7 @@ from treadle.kernels.blocks_native import entry, pointer, rows_dense, tail
 MOST_TAPS = 128
 """A run of tokens is at least as long, so that only the first needs what was before the step."""
 
-ACTIVATIONS = ("", "silu")
+ACTIVATIONS = ("none", "silu")
 
 
 @functools.cache
@@ -27,13 +27,13 @@ def conv1d_cpp(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    act: str,
     memory: Tensor,
     blocks: Tensor,
     offset: Tensor,
     q_starts: Tensor,
     positions: Tensor,
     kv_lens: Tensor,
+    act: str = "none",
 ) -> Tensor:
     """Return ``conv1d``'s result; bit by bit the same however prompts are cut. Shapes: as ``conv1d``.
 
@@ -42,8 +42,7 @@ def conv1d_cpp(
     assert weight.dtype is x.dtype
     assert act in ACTIVATIONS
     rows, channels = x.shape
-    weight = weight.reshape(channels, -1).contiguous()
-    taps = weight.shape[1]
+    weight, taps = weight.contiguous(), weight.shape[1]
     if taps > MOST_TAPS:
         raise ValueError(f"conv1d with {taps} taps: the C++ kernel has at most {MOST_TAPS}")
     x, bias = rows_dense(x), None if bias is None else bias.contiguous()

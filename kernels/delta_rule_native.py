@@ -24,14 +24,14 @@ def delta_rule_cpp(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    scale: float,
-    l2norm: bool,
     memory: Tensor,
     blocks: Tensor,
     offset: Tensor,
     q_starts: Tensor,
     positions: Tensor,
     kv_lens: Tensor,
+    scale: float,
+    l2norm: bool = True,
 ) -> Tensor:
     """Return ``delta_rule``'s result; bit by bit the same however prompts are cut. Shapes: as ``delta_rule``."""
     assert g.dtype is beta.dtype is torch.float32

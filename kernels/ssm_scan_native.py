@@ -21,10 +21,10 @@ def _entry() -> Callable[..., None]:
 def ssm_scan_cpp(
     x: Tensor,
     dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
     memory: Tensor,
     blocks: Tensor,
     offset: Tensor,
@@ -34,9 +34,9 @@ def ssm_scan_cpp(
 ) -> Tensor:
     """Return ``ssm_scan``'s result; bit by bit the same however prompts are cut. Shapes: as ``ssm_scan``."""
     assert dt.dtype is torch.float32
-    x, dt, b, c = (rows_dense(each) for each in (x, dt, b, c))
+    x, dt, B, C = (rows_dense(each) for each in (x, dt, B, C))
     # Kept by names until the call is over: their pointers are all that C++ has.
-    rates, skips = whole(a), whole(d)
+    rates, skips = whole(A), whole(D)
     out = torch.empty(x.shape, dtype=x.dtype)
     _entry()(
         native.DTYPES[x.dtype],
@@ -45,14 +45,14 @@ def ssm_scan_cpp(
         dt.data_ptr(),
         dt.stride(0),
         pointer(rates),
-        b.data_ptr(),
-        b.stride(0),
-        c.data_ptr(),
-        c.stride(0),
+        B.data_ptr(),
+        B.stride(0),
+        C.data_ptr(),
+        C.stride(0),
         pointer(skips),
         out.data_ptr(),
         *x.shape,
-        *b.shape[1:],
+        *B.shape[1:],
         *tail(memory, blocks, offset, q_starts, positions, kv_lens),
     )
     return out

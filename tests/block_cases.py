@@ -21,12 +21,13 @@ class Case:
     oracle: Callable[..., tuple[Tensor, Tensor]]
     rows: list[list[Tensor]]
     constants: list[Any]
+    after: list[Any]
     part_bytes: int
     state_dtype: torch.dtype = torch.float32
 
     def expected(self, sequence: int, tokens: int) -> tuple[Tensor, Tensor]:
         """The results of the first ``tokens`` tokens, and the state behind them."""
-        return self.oracle(*merge([x[:tokens] for x in self.rows[sequence]], self.constants))
+        return self.oracle(*merge([x[:tokens] for x in self.rows[sequence]], self.constants), *self.after)
 
 
 class Step(NamedTuple):
@@ -65,7 +66,7 @@ def play(
     tolerance = TOLERANCE[dtype]
     for pairs, padding, dead in script:
         before = steps.memory.clone()
-        results = steps.run(op, case.rows, case.constants, pairs, padding, dead, **options)
+        results = steps.run(op, case.rows, case.constants, case.after, pairs, padding, dead, **options)
         live = {sequence for index, (sequence, tokens) in enumerate(pairs) if tokens and index not in dead}
         for index, (sequence, _) in enumerate(pairs):
             if index not in dead:
@@ -92,7 +93,7 @@ def bits(op: Op, case: Case, script: Sequence[Step], device: str = "cpu", **opti
     steps = Steps(len(case.rows), case.part_bytes, device)
     got = []
     for pairs, padding, dead in script:
-        results = steps.run(op, case.rows, case.constants, pairs, padding, dead, **options)
+        results = steps.run(op, case.rows, case.constants, case.after, pairs, padding, dead, **options)
         got += [result for result, (sequence, _) in zip(results, pairs) if sequence == 0]
     return torch.cat(got), steps.part(0).clone()
 
@@ -132,8 +133,7 @@ def delta_rule(
         parts = together.split([k_heads * k_dim, k_heads * k_dim, heads * v_dim], 1)
         q, k, v = (part.unflatten(1, (-1, dim)) for part, dim in zip(parts, (k_dim, k_dim, v_dim)))
         rows.append([q, k, v, g, randn(tokens, heads).sigmoid()])
-    constants = [ROW, ROW, ROW, ROW, ROW, k_dim**-0.5, l2norm]
-    return Case(block_steps.delta_rule, rows, constants, 4 * heads * k_dim * v_dim)
+    return Case(block_steps.delta_rule, rows, [ROW] * 5, [k_dim**-0.5, l2norm], 4 * heads * k_dim * v_dim)
 
 
 def ssm_scan(
@@ -147,7 +147,7 @@ def ssm_scan(
         rows.append([x, 0.3 * torch.nn.functional.softplus(randn(tokens, heads)), b, c])
     a = -decay * torch.exp(randn(heads))
     constants = [ROW, ROW, a, ROW, ROW, randn(heads) if skip else None]
-    return Case(block_steps.ssm_scan, rows, constants, 4 * heads * dim * size)
+    return Case(block_steps.ssm_scan, rows, constants, [], 4 * heads * dim * size)
 
 
 def selective_scan(
@@ -161,7 +161,7 @@ def selective_scan(
         rows.append([x, 0.3 * torch.nn.functional.softplus(randn(tokens, channels)), b, c])
     a = -decay * torch.exp(randn(channels, size))
     constants = [ROW, ROW, a, ROW, ROW, randn(channels) if skip else None]
-    return Case(block_steps.selective_scan, rows, constants, 4 * channels * size)
+    return Case(block_steps.selective_scan, rows, constants, [], 4 * channels * size)
 
 
 def conv1d(
@@ -170,6 +170,6 @@ def conv1d(
 ) -> Case:  # fmt: skip
     randn = _random(channels + taps)
     rows = [[randn(tokens, channels + 3).to(dtype)[:, 3:]] for _ in range(sequences)]
-    constants = [ROW, randn(channels, taps).to(dtype), randn(channels).to(dtype) if bias else None, act]
+    constants = [ROW, randn(channels, taps).to(dtype), randn(channels).to(dtype) if bias else None]
     item = rows[0][0].element_size()
-    return Case(block_steps.conv1d, rows, constants, item * channels * (taps - 1), dtype)
+    return Case(block_steps.conv1d, rows, constants, [act], item * channels * (taps - 1), dtype)

@@ -38,13 +38,14 @@ class Steps:
         return self.memory[begin : begin + self.part_bytes]
 
     def run(
-        self, op: Op, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], step: Sequence[tuple[int, int]],
-        padding: int = 0, dead: Sequence[int] = (), **options: Any,
+        self, op: Op, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], after: Sequence[Any],
+        step: Sequence[tuple[int, int]], padding: int = 0, dead: Sequence[int] = (), **options: Any,
     ) -> list[Tensor]:
         """Run ``step``, pairs (sequence, tokens), and return the results of each pair.
 
-        ``rows[sequence]`` are the op's arguments with a row a token, for the whole history; ``constants`` the others,
-        in the order of ``order``. ``dead`` are the pairs whose sequence has ended; ``padding`` rows follow.
+        ``rows[sequence]`` are the op's arguments with a row a token, for the whole history; ``constants`` all before
+        the state, with ROW for those; ``after`` what follows the state. ``dead`` are the pairs whose sequence has
+        ended; ``padding`` rows follow.
         """
         flat, positions, lengths = [], [], []
         for index, (sequence, tokens) in enumerate(step):
@@ -64,7 +65,7 @@ class Steps:
         where = torch.tensor(positions, dtype=torch.int64, device=self.device)
         offset = torch.tensor([self.offset], dtype=torch.int64, device=self.device)
         fixed = [x.to(self.device) if isinstance(x, Tensor) else x for x in constants]
-        out = op(*merge(together, fixed), self.memory, ints[0], offset, ints[1], where, ints[2], **options)
+        out = op(*merge(together, fixed), self.memory, ints[0], offset, ints[1], where, ints[2], *after, **options)
         return [out[begin:end].cpu() for begin, end in zip(starts, starts[1:])]
 
 
@@ -134,4 +135,4 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Te
     behind = torch.cat([x.new_zeros(taps - 1, x.shape[1]), x])
     out = sum(behind[j : j + len(x)].double() * weight[:, j].double() for j in range(taps))
     out = out if bias is None else out + bias.double()
-    return (torch.nn.functional.silu(out) if act else out), behind[len(x) :].T.contiguous()
+    return (torch.nn.functional.silu(out) if act == "silu" else out), behind[len(x) :].T.contiguous()

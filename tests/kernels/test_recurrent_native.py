@@ -30,7 +30,7 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
     ("selective_scan", {"channels": 133, "size": 19, "skip": False}),
     ("selective_scan", {"decay": 50.0, "size": 7}),
     ("conv1d", {}),
-    ("conv1d", {"channels": 263, "taps": 2, "bias": False, "act": ""}),
+    ("conv1d", {"channels": 263, "taps": 2, "bias": False, "act": "none"}),
     ("conv1d", {"channels": 7, "taps": 9}),
     ("conv1d", {"channels": 7, "taps": 1}),
 ]
