@@ -19,7 +19,7 @@ from treadle.kernels.blocks_native import rows_dense
 from treadle.kernels.blocks_triton import arena, at_most, find_chunk, rows_of, state_at
 
 TOKENS, CHANNELS = 16, 128
-"""Tokens and channels of a program. Where a step has one token a sequence, a program has a sequence, by single tokens."""
+"""Tokens and channels of a program. In a step of one token a sequence a program has a sequence, token by token."""
 
 
 @triton.jit

@@ -72,7 +72,7 @@ def _pairs_by_channel(
     kk = tl.zeros((CHUNK, CHUNK), tl.float32)
     qk = tl.zeros((CHUNK, CHUNK), tl.float32)
     span = tl.zeros_like(sums)
-    for distance in range(0, SUB):
+    for distance in range(SUB):
         row = r - distance
         inside = ((r % SUB >= distance) & (r < left))[:, None] & (d < K_DIM)[None, :]
         other = tl.load(k_at + row[:, None] * k_stride + d[None, :], mask=inside, other=0.0).to(tl.float32)

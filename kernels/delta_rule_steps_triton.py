@@ -29,9 +29,10 @@ def delta_steps(
     HEADS: tl.constexpr, K_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, L2NORM: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of value channels, heads, sequences + 1): those of LEAST tokens or more are left out, unless it is 0.
+    """Grid (blocks of value channels, heads, sequences + 1).
 
-    The last is that of the rows past all sequences: they get zeros, as those of dead sequences do.
+    Sequences of LEAST tokens or more are left out, unless it is 0. The last is that of the rows past all sequences:
+    they get zeros, as those of dead sequences do.
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
     key_head = head // (HEADS // K_HEADS)
@@ -49,7 +50,7 @@ def delta_steps(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    for count in range(0, steps - first):
+    for count in range(steps - first):
         t = first.to(tl.int64) + count
         key = tl.load(k + t * k_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
         query = tl.load(q + t * q_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
@@ -71,6 +72,6 @@ def delta_steps(
         tl.store(out + (t * HEADS + head) * V_DIM + c, result.to(out.dtype.element_ty), mask=c < V_DIM)
         state = state + key[:, None] * change[None, :]
     tl.store(at, state, mask=inside)
-    for count in range(0, dead - first):
+    for count in range(dead - first):
         nothing = tl.zeros((BLOCK_V,), out.dtype.element_ty)
         tl.store(out + ((first.to(tl.int64) + count) * HEADS + head) * V_DIM + c, nothing, mask=c < V_DIM)

@@ -15,6 +15,8 @@ from treadle.kernels.delta_rule_steps_triton import delta_steps
 
 CHUNK = 64
 """Tokens of a chunk."""
+FP32_CHUNK = 32
+"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -83,22 +85,23 @@ def chunks(
     options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Launch the two kernels for sequences of LEAST tokens or more."""
-    q, k, v = given[:3]
+    q, k = given[:2]
     heads, k_dim, v_dim, by_channel = sizes["HEADS"], sizes["K_DIM"], sizes["V_DIM"], sizes["BY_CHANNEL"]
     _, _, _, q_starts, _, kv_lens, tokens, sequences = state
     block_k, block_v = (max(triton.next_power_of_2(size), 16) for size in (k_dim, v_dim))
-    slots = tokens // CHUNK + sequences
-    by_row = [q.new_empty((tokens, heads, size)) for size in (k_dim, k_dim, k_dim, v_dim, CHUNK)]
+    chunk = FP32_CHUNK if q.dtype is torch.float32 else CHUNK
+    slots = tokens // chunk + sequences
+    by_row = [q.new_empty((tokens, heads, size)) for size in (k_dim, k_dim, k_dim, v_dim, chunk)]
     fades = q.new_empty((slots, heads, k_dim if by_channel else 1), dtype=torch.float32)
     constants = {
         **sizes,
         "BLOCK_K": block_k,
         "LEAST": LEAST,
-        "CHUNK": CHUNK,
+        "CHUNK": chunk,
         "COMPUTE": element(q.dtype),
         "PRECISION": precision(q.dtype),
     }
-    prepare[(min(at_most(tokens, sequences, CHUNK), slots), heads)](
+    prepare[(at_most(tokens, sequences, chunk), heads)](
         *given,
         *by_row,
         fades,

@@ -43,7 +43,7 @@ def _through(
 ):  # fmt: skip
     """Return the state behind rows first to end, and the sums of dt; with RESULTS these are stored on the way."""
     total = tl.zeros_like(tl.sum(state, 1))
-    for count in range(0, end - first):
+    for count in range(end - first):
         t = first.to(tl.int64) + count
         step = tl.load(dt + t * dt_stride + i, mask=i < CHANNELS, other=0.0)
         value = tl.load(x + t * x_stride + i, mask=i < CHANNELS, other=0.0).to(tl.float32)
@@ -66,7 +66,7 @@ def selective_steps(
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
     LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, sequences + 1): those of LEAST tokens or more are left out, unless it is 0.
+    """Grid (blocks of channels, sequences + 1): those of LEAST tokens or more, if it is not 0, are left out.
 
     The last is that of the rows past all sequences: they get zeros, as those of dead sequences do.
     """
@@ -91,15 +91,15 @@ def selective_steps(
         SIZE, SKIP, True,
     )  # fmt: skip
     tl.store(at, state, mask=inside)
-    for count in range(0, dead - first):
+    for count in range(dead - first):
         nothing = tl.zeros((BLOCK_I,), out.dtype.element_ty)
         tl.store(out + (first.to(tl.int64) + count) * CHANNELS + i, nothing, mask=i < CHANNELS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
 def selective_segments(
-    x, dt, a, b, c, skip, out, states, totals, memory, blocks, offset, q_starts, positions, kv_lens, num_rows,
-    num_seqs, x_stride, dt_stride, b_stride, c_stride,
+    x, dt, a, b, c, skip, out, states, totals, memory, blocks, offset, q_starts, kv_lens, num_rows, num_seqs,
+    x_stride, dt_stride, b_stride, c_stride,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
     LEAST: tl.constexpr, SEGMENT: tl.constexpr, RESULTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +159,7 @@ def join_segments(
         state = tl.load(at, mask=inside & (i < tl.where(old, CHANNELS, 0))[:, None], other=0.0)
         slot = (first // SEGMENT + sequence).to(tl.int64)
         segments = tl.cdiv(end - first, SEGMENT)
-        for number in range(0, segments):
+        for number in range(segments):
             there = states + (slot + number) * (CHANNELS * SIZE) + cell
             more = i < tl.where(number < segments - 1, CHANNELS, 0)
             added = tl.load(there, mask=inside & more[:, None], other=0.0)
@@ -217,7 +217,8 @@ def selective_scan(
         totals = torch.empty((slots, channels), dtype=torch.float32, device=x.device)
         segments = at_most(tokens, sequences, SEGMENT)
         longs = min(sequences, tokens // LEAST)
-        given = (*inputs, states, totals, *state, *strides)
+        memory, _, _, _, _, *numbers = state
+        given = (*inputs, states, totals, memory, blocks, offset, q_starts, *numbers, *strides)
         options = {"SEGMENT": SEGMENT, **sizes}
         selective_segments[(programs, segments)](*given, SKIP=skip, RESULTS=False, **options)
         join_segments[(programs, longs)](rates, states, totals, *state, **options)

@@ -50,7 +50,7 @@ def ssm_steps(
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, heads, sequences + 1): those of LEAST tokens or more are left out, unless it is 0.
+    """Grid (blocks of channels, heads, sequences + 1): those of LEAST tokens or more, if it is not 0, are left out.
 
     The last is that of the rows past all sequences: they get zeros, as those of dead sequences do.
     """
@@ -70,7 +70,7 @@ def ssm_steps(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    for count in range(0, steps - first):
+    for count in range(steps - first):
         t = first.to(tl.int64) + count
         step = tl.load(dt + t * dt_stride + head)
         value = tl.load(x + t * x_stride + head * DIM + p, mask=p < DIM, other=0.0).to(tl.float32)
@@ -82,7 +82,7 @@ def ssm_steps(
             result += tl.load(skip + head) * value
         tl.store(out + (t * HEADS + head) * DIM + p, result.to(out.dtype.element_ty), mask=p < DIM)
     tl.store(at, state, mask=inside)
-    for count in range(0, dead - first):
+    for count in range(dead - first):
         nothing = tl.zeros((BLOCK_P,), out.dtype.element_ty)
         tl.store(out + ((first.to(tl.int64) + count) * HEADS + head) * DIM + p, nothing, mask=p < DIM)
 

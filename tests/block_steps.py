@@ -7,7 +7,7 @@ arena in random order, with NaN wherever nothing was written and in every row th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Steps:
     def run(
         self, op: Op, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], after: Sequence[Any],
         step: Sequence[tuple[int, int]], padding: int = 0, dead: Sequence[int] = (), **options: Any,
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         """Run ``step``, pairs (sequence, tokens), and return the results of each pair.
 
         ``rows[sequence]`` are the op's arguments with a row a token, for the whole history; ``constants`` all before
@@ -66,7 +66,7 @@ class Steps:
         offset = torch.tensor([self.offset], dtype=torch.int64, device=self.device)
         fixed = [x.to(self.device) if isinstance(x, Tensor) else x for x in constants]
         out = op(*merge(together, fixed), self.memory, ints[0], offset, ints[1], where, ints[2], *after, **options)
-        return [out[begin:end].cpu() for begin, end in zip(starts, starts[1:])]
+        return [out[begin:end].cpu() for begin, end in pairwise(starts)]
 
 
 def merge(rows: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
