@@ -7,13 +7,22 @@ In fp32, rounded once. The state holds the last K - 1 inputs of a sequence, [C, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.activation import activation
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.conv1d_native import ACTIVATIONS, conv1d_cpp
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def convolve(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
@@ -56,4 +65,25 @@ def conv1d(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    inputs = dtypes_of(target, attrs, "x", "weight", "bias")
+    return len(inputs) == 1 and inputs <= native.DTYPES.keys() and attrs.get("act", "none") in ACTIVATIONS
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and _of_known_types(target, attrs) and native.usable("conv1d")
+
+
 register_reference("conv1d", conv1d, inline=False)
+register(
+    Kernel(
+        op="conv1d",
+        name="conv1d.cpp",
+        function=define_opaque("conv1d", "cpp", conv1d_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+        invariant=True,
+    )
+)
+register_triton("conv1d", "conv1d_triton", _of_known_types, invariant=True)

@@ -14,11 +14,20 @@ the state before it, all corrections u[t] = beta[t] * (v[t] - ...) solve one tri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.delta_rule_native import delta_rule_cpp
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 L2_EPS = 1e-6
 CHUNKS = {2: 64, 3: 16}
@@ -101,4 +110,26 @@ def delta_rule(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    fp32 = dtypes_of(target, attrs, "g", "beta") == {torch.float32}
+    inputs = dtypes_of(target, attrs, "q", "k", "v")
+    return fp32 and len(inputs) == 1 and inputs <= native.DTYPES.keys()
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and _of_known_types(target, attrs) and native.usable("delta_rule")
+
+
 register_reference("delta_rule", delta_rule, inline=False)
+register(
+    Kernel(
+        op="delta_rule",
+        name="delta_rule.cpp",
+        function=define_opaque("delta_rule", "cpp", delta_rule_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+        invariant=True,
+    )
+)
+register_triton("delta_rule", "delta_rule_triton", _of_known_types, invariant=True)

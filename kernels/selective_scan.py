@@ -9,11 +9,20 @@ joined with those 1, 2, 4, ... before them until each is joined with all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.selective_scan_native import selective_scan_cpp
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 CHUNK = 64
 """Tokens of a chunk."""
@@ -76,4 +85,26 @@ def selective_scan(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    fp32 = dtypes_of(target, attrs, "dt", "A") == {torch.float32}
+    inputs = dtypes_of(target, attrs, "x", "B", "C")
+    return fp32 and len(inputs) == 1 and inputs <= native.DTYPES.keys()
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and _of_known_types(target, attrs) and native.usable("selective_scan")
+
+
 register_reference("selective_scan", selective_scan, inline=False)
+register(
+    Kernel(
+        op="selective_scan",
+        name="selective_scan.cpp",
+        function=define_opaque("selective_scan", "cpp", selective_scan_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+        invariant=True,
+    )
+)
+register_triton("selective_scan", "selective_scan_triton", _of_known_types, invariant=True)

@@ -12,11 +12,20 @@ before it:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register, register_reference
+from treadle.kernels.ssm_scan_native import ssm_scan_cpp
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 CHUNK = 64
 """Tokens of a chunk."""
@@ -80,4 +89,26 @@ def ssm_scan(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    fp32 = dtypes_of(target, attrs, "dt", "A") == {torch.float32}
+    inputs = dtypes_of(target, attrs, "x", "B", "C")
+    return fp32 and len(inputs) == 1 and inputs <= native.DTYPES.keys()
+
+
+def _supports(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return target.device == "cpu" and _of_known_types(target, attrs) and native.usable("ssm_scan")
+
+
 register_reference("ssm_scan", ssm_scan, inline=False)
+register(
+    Kernel(
+        op="ssm_scan",
+        name="ssm_scan.cpp",
+        function=define_opaque("ssm_scan", "cpp", ssm_scan_cpp, "cpu"),
+        inline=False,
+        supports=_supports,
+        priority=10,
+        invariant=True,
+    )
+)
+register_triton("ssm_scan", "ssm_scan_triton", _of_known_types, invariant=True)

@@ -1,0 +1,77 @@
+"""The Triton kernel of delta_rule token by token: for sequences of one token, or few.
+
+Value channels do not mix: a program has some of them of one head of one sequence, holds their part of the state in
+registers from the first token to the last, and reads and writes it once. Both products with the state before a token's
+update are taken together, so that a token waits for one reduction:
+
+    out = scale * S' q = scale * ((exp(g) S)' q + (k . q) u)        u = beta * (v - (exp(g) S)' k)
+
+With PDL the state is read before the kernel waits for its predecessor, which computes what the tokens are made of: no
+kernel but this op's of the same layer touches it.
+"""
+
+# Triton's language has no types.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from treadle.kernels.blocks_triton import rows_of, state_at
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+def delta_steps(
+    q, k, v, g, beta, out, memory, blocks, offset, q_starts, positions, kv_lens, num_rows, num_seqs,
+    q_stride, k_stride, v_stride, g_stride, beta_stride, scale,
+    HEADS: tl.constexpr, K_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, L2NORM: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of value channels, heads, sequences + 1).
+
+    Sequences of LEAST tokens or more are left out, unless it is 0. The last is that of the rows past all sequences:
+    they get zeros, as those of dead sequences do.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    key_head = head // (HEADS // K_HEADS)
+    d = tl.arange(0, BLOCK_K)
+    c = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    first, end, live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+    steps = tl.where(live, end, first)
+    if LEAST > 0:
+        steps = tl.where(end - first >= LEAST, first, steps)
+    dead = tl.where(live, first, end)
+    inside = (d < tl.where(steps > first, K_DIM, 0))[:, None] & (c < V_DIM)[None, :]
+    at = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), 4) + head * (K_DIM * V_DIM)
+    at = at + (d * V_DIM)[:, None] + c[None, :]
+    state = tl.load(at, mask=inside & (d < tl.where(old, K_DIM, 0))[:, None], other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for count in range(steps - first):
+        t = first.to(tl.int64) + count
+        key = tl.load(k + t * k_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
+        query = tl.load(q + t * q_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
+        value = tl.load(v + t * v_stride + head * V_DIM + c, mask=c < V_DIM, other=0.0).to(tl.float32)
+        rate = tl.load(beta + t * beta_stride + head)
+        if L2NORM:
+            key = key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+            query = query * tl.rsqrt(tl.sum(query * query, 0) + 1e-6)
+        query = query * scale
+        if BY_CHANNEL:
+            decay = tl.exp(tl.load(g + t * g_stride + head * K_DIM + d, mask=d < K_DIM, other=0.0))
+            state = state * decay[:, None]
+        else:
+            state = state * tl.exp(tl.load(g + t * g_stride + head))
+        by_key = tl.sum(state * key[:, None], 0)
+        by_query = tl.sum(state * query[:, None], 0)
+        change = (value - by_key) * rate
+        result = by_query + tl.sum(key * query, 0) * change
+        tl.store(out + (t * HEADS + head) * V_DIM + c, result.to(out.dtype.element_ty), mask=c < V_DIM)
+        state = state + key[:, None] * change[None, :]
+    tl.store(at, state, mask=inside)
+    for count in range(dead - first):
+        nothing = tl.zeros((BLOCK_V,), out.dtype.element_ty)
+        tl.store(out + ((first.to(tl.int64) + count) * HEADS + head) * V_DIM + c, nothing, mask=c < V_DIM)

@@ -1,0 +1,175 @@
+"""Random histories for each op with a block state, and scripts of steps that run through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import block_steps
+import torch
+from block_steps import ROW, Op, Steps, merge
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+@dataclass
+class Case:
+    """One op with a history for each sequence."""
+
+    oracle: Callable[..., tuple[Tensor, Tensor]]
+    rows: list[list[Tensor]]
+    constants: list[Any]
+    after: list[Any]
+    part_bytes: int
+    state_dtype: torch.dtype = torch.float32
+
+    def expected(self, sequence: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """The results of the first ``tokens`` tokens, and the state behind them."""
+        return self.oracle(*merge([x[:tokens] for x in self.rows[sequence]], self.constants), *self.after)
+
+
+class Step(NamedTuple):
+    """Pairs (sequence, tokens); those of ``dead`` have ended."""
+
+    pairs: list[tuple[int, int]]
+    padding: int = 0
+    dead: tuple[int, ...] = ()
+
+
+SCRIPTS = {
+    "one token at a time": [Step([(1, 1), (0, 1), (2, 1)])] * 3,
+    "a prompt, then tokens": [Step([(0, 7)]), Step([(0, 1)]), Step([(0, 1), (1, 1)], 2)],
+    "prompts cut in two": [
+        Step([(0, 70), (1, 3), (2, 21)], 5), Step([(2, 130), (0, 1), (1, 64)]), Step([(1, 1), (0, 65), (2, 1)], 1),
+    ],
+    "beside sequences that end": [
+        Step([(0, 33), (1, 2)]), Step([(2, 1), (0, 1), (1, 40)], 3, (0, 1)), Step([(0, 0), (1, 90), (2, 1)], 0, (2,)),
+        Step([(0, 1), (2, 1), (1, 0)]),
+    ],
+}  # fmt: skip
+LONGEST = 160
+"""Tokens that a script takes of one sequence at most."""
+
+
+def play(
+    op: Op, case: Case, script: Sequence[Step], dtype: torch.dtype, device: str = "cpu", exact: bool = True,
+    **options: Any,
+) -> Steps:  # fmt: skip
+    """Run ``script``; results, states and everything around them must be what they should be.
+
+    ``exact``: what is added to a state must not have been rounded to ``dtype`` on the way.
+    """
+    steps = Steps(len(case.rows), case.part_bytes, device)
+    got: list[list[Tensor]] = [[] for _ in case.rows]
+    tolerance = TOLERANCE[dtype]
+    for pairs, padding, dead in script:
+        before = steps.memory.clone()
+        results = steps.run(op, case.rows, case.constants, case.after, pairs, padding, dead, **options)
+        live = {sequence for index, (sequence, tokens) in enumerate(pairs) if tokens and index not in dead}
+        for index, (sequence, _) in enumerate(pairs):
+            if index not in dead:
+                got[sequence].append(results[index])
+        after = steps.memory.clone()
+        for sequence in live:
+            begin = steps.blocks[sequence] * block_steps.UNIT + steps.offset
+            after[begin : begin + case.part_bytes] = before[begin : begin + case.part_bytes]
+        assert torch.equal(after, before), "memory of others is touched"
+    for sequence, tokens in enumerate(steps.at):
+        if not tokens:
+            continue
+        out, state = case.expected(sequence, tokens)
+        mine = torch.cat(got[sequence]).double()
+        torch.testing.assert_close(mine, out, atol=tolerance, rtol=tolerance)
+        kept = steps.part(sequence).cpu().view(case.state_dtype).reshape(state.shape)
+        tight = TOLERANCE[torch.float32] if exact else tolerance
+        torch.testing.assert_close(kept.double(), state.double(), atol=tight, rtol=tight)
+    return steps
+
+
+def bits(op: Op, case: Case, script: Sequence[Step], device: str = "cpu", **options: Any) -> tuple[Tensor, Tensor]:
+    """The results and the state of sequence 0 after ``script``."""
+    steps = Steps(len(case.rows), case.part_bytes, device)
+    got = []
+    for pairs, padding, dead in script:
+        results = steps.run(op, case.rows, case.constants, case.after, pairs, padding, dead, **options)
+        got += [result for result, (sequence, _) in zip(results, pairs) if sequence == 0]
+    return torch.cat(got), steps.part(0).clone()
+
+
+def same_in_any_company(op: Op, case: Case, device: str = "cpu", **options: Any) -> None:
+    """What becomes of a sequence must not depend, by a bit, on how it is cut and who is beside it."""
+    alone = bits(op, case, [Step([(0, 90)])], device, **options)
+    for script in (
+        [Step([(0, 64)]), Step([(1, 5), (0, 26)])],
+        [Step([(1, 20), (0, 1)], 2), *[Step([(0, 1), (2, 1)])] * 3, Step([(2, 70), (0, 86), (1, 1)])],
+    ):
+        for one, other in zip(bits(op, case, script, device, **options), alone):
+            assert torch.equal(one, other)
+
+
+def _random(seed: int) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator)
+
+
+def delta_rule(
+    dtype: torch.dtype, k_heads: int = 1, heads: int = 2, k_dim: int = 16, v_dim: int = 16, by_channel: bool = False,
+    l2norm: bool = True, decay: float = 1.0, sequences: int = 3, tokens: int = LONGEST, alike: bool = False,
+) -> Case:  # fmt: skip
+    """``decay``: how fast states fade; ``alike``: keys that all but repeat, which is hard on triangular solves."""
+    randn = _random(k_dim + v_dim)
+    rows = []
+    for _ in range(sequences):
+        q, k, v = (randn(tokens, h, d) for h, d in ((k_heads, k_dim), (k_heads, k_dim), (heads, v_dim)))
+        if alike:
+            k = k[:1] + 0.05 * k
+        if not l2norm:
+            k = torch.nn.functional.normalize(k, dim=-1)
+        g = -decay * torch.nn.functional.softplus(2 * randn(tokens, heads, *[k_dim] * by_channel))
+        # Slices of a wider row, as a fused projection gives.
+        together = torch.cat([x.flatten(1) for x in (q, k, v)], 1).to(dtype)
+        parts = together.split([k_heads * k_dim, k_heads * k_dim, heads * v_dim], 1)
+        q, k, v = (part.unflatten(1, (-1, dim)) for part, dim in zip(parts, (k_dim, k_dim, v_dim)))
+        rows.append([q, k, v, g, randn(tokens, heads).sigmoid()])
+    return Case(block_steps.delta_rule, rows, [ROW] * 5, [k_dim**-0.5, l2norm], 4 * heads * k_dim * v_dim)
+
+
+def ssm_scan(
+    dtype: torch.dtype, heads: int = 4, dim: int = 16, groups: int = 2, size: int = 16, skip: bool = True,
+    decay: float = 1.0, sequences: int = 3, tokens: int = LONGEST,
+) -> Case:  # fmt: skip
+    randn = _random(dim + size)
+    rows = []
+    for _ in range(sequences):
+        x, b, c = (randn(tokens, h, d).to(dtype) for h, d in ((heads, dim), (groups, size), (groups, size)))
+        rows.append([x, 0.3 * torch.nn.functional.softplus(randn(tokens, heads)), b, c])
+    a = -decay * torch.exp(randn(heads))
+    constants = [ROW, ROW, a, ROW, ROW, randn(heads) if skip else None]
+    return Case(block_steps.ssm_scan, rows, constants, [], 4 * heads * dim * size)
+
+
+def selective_scan(
+    dtype: torch.dtype, channels: int = 40, size: int = 16, skip: bool = True, decay: float = 1.0, sequences: int = 3,
+    tokens: int = LONGEST,
+) -> Case:  # fmt: skip
+    randn = _random(channels + size)
+    rows = []
+    for _ in range(sequences):
+        x, b, c = (randn(tokens, width).to(dtype) for width in (channels, size, size))
+        rows.append([x, 0.3 * torch.nn.functional.softplus(randn(tokens, channels)), b, c])
+    a = -decay * torch.exp(randn(channels, size))
+    constants = [ROW, ROW, a, ROW, ROW, randn(channels) if skip else None]
+    return Case(block_steps.selective_scan, rows, constants, [], 4 * channels * size)
+
+
+def conv1d(
+    dtype: torch.dtype, channels: int = 40, taps: int = 4, bias: bool = True, act: str = "silu", sequences: int = 3,
+    tokens: int = LONGEST,
+) -> Case:  # fmt: skip
+    randn = _random(channels + taps)
+    rows = [[randn(tokens, channels + 3).to(dtype)[:, 3:]] for _ in range(sequences)]
+    constants = [ROW, randn(channels, taps).to(dtype), randn(channels).to(dtype) if bias else None]
+    item = rows[0][0].element_size()
+    return Case(block_steps.conv1d, rows, constants, [act], item * channels * (taps - 1), dtype)
