@@ -27,7 +27,7 @@ from treadle.runtime.request import MAX_LOGPROBS
 from treadle.runtime.sampler import VARIANTS, Changes, Samples, Scores, sample, score, variant
 from treadle.runtime.sequence import Needs
 from treadle.runtime.slots import Slots
-from treadle.runtime.state.arena import Pages
+from treadle.runtime.state.pages import Pages
 
 KINDS_OF_TOKENS = (8191, 1024, 1023, 640, 641)
 KINDS_OF_SEQS = (1, 3, 16)
