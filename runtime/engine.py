@@ -35,8 +35,7 @@ from treadle.runtime.request import (
 from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Arena
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.pages import PageAllocator, PageArena
 from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class Engine:
     """Runs requests. One thread calls it; work on the device happens on its stream."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
+        self, *, executor: Executor, backend: Backend, arena: PageArena, state: State, settings: EngineSettings,
         buckets: Buckets | None = None,
     ) -> None:  # fmt: skip
         """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.

@@ -19,7 +19,7 @@ from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV, State
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.request import Output, Request, SamplingParams, spread
-from treadle.runtime.state.arena import Arena, arena_bytes
+from treadle.runtime.state.pages import PageArena, arena_bytes
 
 VOCAB = 24
 PAGE_TOKENS = 4
@@ -54,7 +54,7 @@ def answer(prompt: list[int], count: int, stops: tuple[int, ...] = ()) -> list[i
 class HistoryModel:
     """An executor over an arena of ``KV`` pages. ``poison``: a token whose presence in a history gives NaN logits."""
 
-    def __init__(self, arena: Arena, poison: int | None = None) -> None:
+    def __init__(self, arena: PageArena, poison: int | None = None) -> None:
         self._cells = arena.bytes.view(torch.int64)
         self._poison = poison
         self.fail_at: int | None = None
@@ -132,7 +132,7 @@ class Bench:
     ) -> None:
         """``captured``: steps are padded to buckets and replayed, as on a GPU."""
         self.backend = backend = CapturingBackend() if captured else CpuBackend(threads=1)
-        self.arena = Arena(backend, arena_bytes(KV, num_pages), scratch_bytes=KV.page_bytes)
+        self.arena = PageArena(backend, arena_bytes(KV, num_pages), scratch_bytes=KV.page_bytes)
         self.model = HistoryModel(self.arena, poison)
         options = {"max_len": 256, "max_num_seqs": 4, "max_step_tokens": 16, "vocab": VOCAB} | settings
         limits = EngineSettings(**options)

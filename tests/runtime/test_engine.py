@@ -12,7 +12,8 @@ from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.engine import EngineDied, EngineSettings
 from treadle.runtime.request import Abort, RequestError
 from treadle.runtime.scheduler import QueueFull
-from treadle.runtime.state.arena import Arena, ArenaError
+from treadle.runtime.state.arena import ArenaError
+from treadle.runtime.state.pages import PageArena
 
 POISON = VOCAB - 1
 tokens = st.integers(0, POISON - 1)
@@ -351,7 +352,7 @@ def test_settings_that_contradict_are_refused() -> None:
     with pytest.raises(ValueError, match="max_step_tokens=8"):
         EngineSettings(max_len=64, max_num_seqs=8, max_step_tokens=4, vocab=8)
     with pytest.raises(ArenaError):
-        Arena(CpuBackend(threads=1), KV.page_bytes - 1, scratch_bytes=KV.page_bytes)
+        PageArena(CpuBackend(threads=1), KV.page_bytes - 1, scratch_bytes=KV.page_bytes)
     with pytest.raises(ArenaError):
         Bench(num_pages=0)
 

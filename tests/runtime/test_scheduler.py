@@ -9,8 +9,7 @@ from treadle.runtime.plan import Plan
 from treadle.runtime.request import Request, SamplingParams, spread
 from treadle.runtime.scheduler import Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Slab
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.pages import PageAllocator, Slab
 
 PAGE = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=PAGE)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from treadle.graph.state import LayerKV, PagedKV
-from treadle.runtime.state.arena import Slab
-from treadle.runtime.state.pages import PageAllocator
+from treadle.kernels.backend.cpu import CpuBackend
+from treadle.runtime.state.arena import ArenaError
+from treadle.runtime.state.pages import PageAllocator, PageArena, Slab, arena_bytes
 
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=2, k_dim=8, v_dim=8),) * 3, dtype="float32", page_tokens=4)
 
@@ -53,3 +54,28 @@ def test_reclaim_names_who_took_what_is_not_accounted_for() -> None:
     assert (allocator.free, allocator.num_refs) == (4, 2)
     allocator.release(kept)
     assert sorted(allocator.take(6, "c")) == [100, 106, 112, 118, 124, 130]
+
+
+FULL = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="bfloat16", page_tokens=16)
+
+
+def test_slabs_follow_the_scratch_page_without_overlap() -> None:
+    arena = PageArena(CpuBackend(threads=1), arena_bytes(FULL, 10), scratch_bytes=FULL.page_bytes)
+    assert arena.free_bytes == 10 * FULL.page_bytes
+    first, second = arena.take(4 * FULL.page_bytes), arena.take(6 * FULL.page_bytes)
+    assert first.offset == FULL.page_units
+    assert second.offset == first.offset + first.num_units
+    assert (second.offset + second.num_units) * 256 == arena.bytes.numel()
+    assert arena.free_bytes == 0
+    with pytest.raises(ArenaError, match="0 of the arena are left"):
+        arena.take(1)
+
+
+def test_an_arena_is_zeroed() -> None:
+    arena = PageArena(CpuBackend(threads=1), arena_bytes(FULL, 3), scratch_bytes=FULL.page_bytes)
+    assert int(arena.bytes.sum()) == 0
+
+
+def test_an_arena_below_its_scratch_page_is_refused() -> None:
+    with pytest.raises(ArenaError, match=f"it needs {FULL.page_bytes}"):
+        PageArena(CpuBackend(threads=1), 100, scratch_bytes=FULL.page_bytes)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from treadle.graph.state import LayerKV, PagedKV
-from treadle.runtime.state.arena import Slab
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.pages import PageAllocator, Slab
 from treadle.runtime.state.prefix import TOKEN_TYPE, Node, PrefixTree
 
 PAGE = 4
