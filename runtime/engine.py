@@ -35,6 +35,7 @@ from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena, Pages
+from treadle.runtime.state.memory import StateMemory
 from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.stepper import Executor, Stepper
 
@@ -98,14 +99,13 @@ class Engine:
         self._settings = settings
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
         self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
+        memory = StateMemory(allocator, page_tokens=kv.page_tokens, prefix_cache=settings.prefix_cache)
         self._scheduler = Scheduler(
-            allocator,
-            page_tokens=kv.page_tokens,
+            memory,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens,
             attention_tokens=settings.attention_tokens,
-            prefix_cache=settings.prefix_cache,
         )
         self._stepper = Stepper(
             executor=executor,
@@ -201,7 +201,7 @@ class Engine:
         scheduler, stats = self._scheduler, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
-        stats.pages_used = scheduler.pages_held
+        stats.pages_used = scheduler.memory.pages_held
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions

@@ -1,6 +1,6 @@
-"""Continuous batching: which sequences the next step advances, and which pages they get. Host only, no tensors.
+"""Continuous batching: which sequences the next step advances. Host only, no tensors.
 
-The oldest request always advances: memory for it is taken from the prefix tree first, then from the youngest.
+The oldest request always advances: memory for it is taken from what is kept for later first, then from the youngest.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 
 from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.pages import PageAllocator
-from treadle.runtime.state.prefix import PrefixTree
-
-CALM_PAGES = 8
-"""pages that every running sequence must be able to grow by before a preempted one comes back: hysteresis"""
+from treadle.runtime.state.memory import StateMemory
 
 
 class QueueFull(RuntimeError):
@@ -103,36 +99,31 @@ class _Room:
 
 
 class Scheduler:
-    """Owns the queue, the slots and the pages.
+    """Owns the queue and the slots; asks ``memory`` who may come in and grow.
 
     ``schedule`` plans a step, ``collected`` takes back each plan once the step has run, in order.
     """
 
     def __init__(
         self,
-        allocator: PageAllocator,
+        memory: StateMemory,
         *,
-        page_tokens: int,
         max_num_seqs: int,
         max_step_tokens: int,
         chunk_tokens: int,
         attention_tokens: float = math.inf,
-        prefix_cache: bool,
     ) -> None:
         assert max_num_seqs <= max_step_tokens, "a step must be able to advance every running sequence"
-        self.allocator = allocator
-        self.tree = PrefixTree(allocator, page_tokens)
+        self.memory = memory
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """sequences with a slot, the oldest first"""
         self.preemptions = 0
         self.query_tokens = 0
         self.hit_tokens = 0
-        self._page_tokens = page_tokens
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = chunk_tokens
         self._attention_tokens = attention_tokens
-        self._prefix_cache = prefix_cache
         self._slots = list(reversed(range(max_num_seqs)))
         # Pages that sequences lack in the step being planned and that leaving ones will give back.
         self._lacking = 0
@@ -141,11 +132,6 @@ class Scheduler:
     def free_slots(self) -> int:
         """Slots that no sequence has."""
         return len(self._slots)
-
-    @property
-    def pages_held(self) -> int:
-        """Pages that sequences use; the rest is free or could be evicted at once."""
-        return self.allocator.total - self._available
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind the others."""
@@ -195,19 +181,9 @@ class Scheduler:
             self._release(sequence)
 
     def heal(self) -> dict[str, int]:
-        """While nothing runs, give back pages that somebody forgot; return who had taken how many.
-
-        All that may be left then is the tree's own reference of each of its pages, under no lock.
-        """
+        """While nothing runs, give back memory that somebody forgot; return who had taken how many pages."""
         assert not self.running
-        leaked: dict[str, int] = {}
-        if self.tree.evictable != self.tree.num_pages:
-            for page in self.tree.force_unlock():
-                leaked[self.allocator.owner(page)] = leaked.get(self.allocator.owner(page), 0) + 1
-        if self.allocator.num_refs != self.tree.num_pages:
-            for owner, count in self.allocator.reclaim(self.tree.pages()).items():
-                leaked[owner] = leaked.get(owner, 0) + count
-        return leaked
+        return self.memory.heal()
 
     def _work_beside(self, num_decodes: int) -> float:
         """Return how much work on prompts a step may do beside its decodes, in tokens at the start of a prompt.
@@ -228,7 +204,7 @@ class Scheduler:
             # What is in flight may already end it; then nothing is left to compute.
             if sequence.remaining <= 0:
                 continue
-            if sequence.computed == len(sequence.pages) * self._page_tokens and not self._grow(plan, sequence):
+            if self.memory.is_full(sequence) and not self._grow(plan, sequence):
                 continue
             sequence.computed += 1
             plan.decodes.append(sequence)
@@ -240,7 +216,7 @@ class Scheduler:
         samples = sequence.computed == sequence.prefill_end
         # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
         # values before it reads any, and later steps run later.
-        self._remember(sequence, sequence.computed)
+        self.memory.remember(sequence, sequence.computed)
         forks = self._fork(plan, sequence) if samples and sequence.starts_group else ()
         plan.chunks.append(Chunk(sequence=sequence, start=start, count=count, samples=samples, forks=forks))
 
@@ -254,21 +230,18 @@ class Scheduler:
     def _fork(self, plan: Plan, leader: Sequence) -> tuple[Sequence, ...]:
         """Give a slot to those of the leader's group that wait for its prompt, as far as slots and pages go.
 
-        They share its full pages and get a copy of the last one. Who finds no room finds most of it in the tree later.
+        Who finds no room finds most of it in the tree later.
         """
         forks = []
-        full, rest = divmod(leader.prompt_len, self._page_tokens)
         while self.waiting and self._slots:
             sequence = self.waiting[0]
-            alike = sequence.group == leader.group and sequence.starts_group
-            if not alike or bool(rest) + self._headroom(sequence) > self._available:
+            if sequence.group != leader.group or not sequence.starts_group:
+                break
+            copies = self.memory.fork(leader, sequence, self.running)
+            if copies is None:
                 break
             self.waiting.popleft()
-            self._share_node(sequence, leader)
-            self.allocator.share(leader.pages[:full])
-            sequence.pages = leader.pages[:full] + self._take(bool(rest), sequence)
-            if rest:
-                plan.copies.append((leader.pages[full], sequence.pages[full]))
+            plan.copies += copies
             sequence.slot = self._slots.pop()
             sequence.computed = sequence.prefill_end = leader.prompt_len
             self.running.append(sequence)
@@ -277,26 +250,11 @@ class Scheduler:
             forks.append(sequence)
         return tuple(forks)
 
-    def _share_node(self, sequence: Sequence, leader: Sequence) -> None:
-        if leader.node is not None:
-            self.tree.lock(leader.node)
-            sequence.node = leader.node
-
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""
-        cached: list[int] = []
-        if self._prefix_cache:
-            cached, node = self.tree.match(sequence.readable)
-            self.tree.lock(node)
-            sequence.node = node
-        need = -(-len(sequence.tokens) // self._page_tokens) - len(cached)
-        if need + self._headroom(sequence) > self._available:
-            self._unlock(sequence)
+        """Give a waiting sequence a slot, if there is memory for it."""
+        if not self.memory.admit(sequence, self.running):
             return False
-        self.allocator.share(cached)
-        sequence.pages = cached + self._take(need, sequence)
         sequence.slot = self._slots.pop()
-        sequence.computed = len(cached) * self._page_tokens
         sequence.prefill_end = len(sequence.tokens)
         sequence.prompt_from = len(sequence.prompt_logprobs)
         self.running.append(sequence)
@@ -307,28 +265,9 @@ class Scheduler:
             self.hit_tokens += sequence.computed
         return True
 
-    def _headroom(self, newcomer: Sequence) -> int:
-        """Return the pages that must stay available beside ``newcomer``'s, so that it does not push others out."""
-        if not self.running:
-            return 0
-        calm = CALM_PAGES if newcomer.preemptions else 1
-        return sum(
-            min(calm, -(-each.remaining // self._page_tokens))
-            for each in (*self.running, newcomer)
-            if each.remaining > 0
-        )
-
-    @property
-    def _available(self) -> int:
-        return self.allocator.free + self.tree.evictable
-
-    def _take(self, count: int, sequence: Sequence) -> list[int]:
-        self.tree.evict(count - self.allocator.free)
-        return self.allocator.take(count, sequence.id)
-
     def _grow(self, plan: Plan, sequence: Sequence) -> bool:
         """Give a decoding sequence its next page, at the price of the youngest; False if it must skip this step."""
-        while self._available == 0:
+        while (page := self.memory.grow(sequence)) is None:
             promised = sum(len(each.pages) for each in self.running if each.leaving or each.finish_reason)
             if self._lacking < promised:
                 self._lacking += 1
@@ -341,14 +280,13 @@ class Scheduler:
                 self._preempt(victim)
             if victim is sequence:
                 return False
-        page = self._take(1, sequence)[0]
-        plan.grown.append((len(plan.decodes), len(sequence.pages), page))
-        sequence.pages.append(page)
+        plan.grown.append((len(plan.decodes), len(sequence.pages) - 1, page))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         """Put a sequence back at the head of the queue. The tree keeps its pages for as long as they are not needed."""
-        self._vacate(sequence, sequence.num_valid)
+        self.memory.vacate(sequence)
+        self._leave(sequence)
         sequence.leaving = False
         sequence.computed = sequence.prefill_end = 0
         sequence.preemptions += 1
@@ -356,36 +294,15 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Take back everything from a finished sequence; pages of bad content leave the tree."""
+        """Take back everything from a finished sequence."""
         if sequence.finish_reason == "error":
-            node = sequence.node
-            self._vacate(sequence, 0)
-            if node is not None:
-                self.tree.discard(node)
+            self.memory.discard(sequence)
         else:
-            self._vacate(sequence, sequence.num_valid)
+            self.memory.vacate(sequence)
+        self._leave(sequence)
 
-    def _vacate(self, sequence: Sequence, num_tokens: int) -> None:
+    def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self._remember(sequence, num_tokens)
-        self._unlock(sequence)
-        self.allocator.release(sequence.pages)
-        sequence.pages = []
         self._slots.append(sequence.slot)
         sequence.slot = None
         self.running.remove(sequence)
-
-    def _remember(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the prefix tree share the full pages among the first ``num_tokens`` tokens."""
-        count = num_tokens // self._page_tokens
-        if not self._prefix_cache or count == 0:
-            return
-        node = self.tree.insert(sequence.tokens, sequence.pages[:count])
-        self.tree.lock(node)
-        self._unlock(sequence)
-        sequence.node = node
-
-    def _unlock(self, sequence: Sequence) -> None:
-        if sequence.node is not None:
-            self.tree.unlock(sequence.node)
-            sequence.node = None

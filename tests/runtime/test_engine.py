@@ -359,16 +359,16 @@ def test_settings_that_contradict_are_refused() -> None:
 def test_leaked_pages_are_named_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(num_pages=16)
     scheduler = bench.engine._scheduler
-    scheduler.allocator.take(3, "culprit")
+    scheduler.memory.allocator.take(3, "culprit")
     bench.add("a", list(range(12)))
     bench.step()
-    scheduler.tree.lock(scheduler.running[0].node)  # type: ignore[arg-type]
+    scheduler.memory.tree.lock(scheduler.running[0].node)  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR):
         bench.run()
     assert "culprit leaked 3 pages" in caplog.text
     assert "request a leaked 3 pages" in caplog.text
     assert bench.engine.stats().pages_used == 0
-    assert scheduler.allocator.free + scheduler.tree.evictable == 16
+    assert scheduler.memory.allocator.free + scheduler.memory.tree.evictable == 16
     bench.add("b", list(range(12)))
     bench.run()
     assert bench.tokens("b") == bench.tokens("a")
@@ -476,7 +476,7 @@ def test_any_schedule_gives_right_tokens_and_leaks_nothing(
             assert bench.reason(name) in ("stop", "length")
     scheduler = bench.engine._scheduler
     assert scheduler.free_slots == max_num_seqs
-    scheduler.tree.clear()
-    assert scheduler.allocator.free == num_pages
-    assert scheduler.allocator.num_refs == 0
+    scheduler.memory.tree.clear()
+    assert scheduler.memory.allocator.free == num_pages
+    assert scheduler.memory.allocator.num_refs == 0
     bench.close()

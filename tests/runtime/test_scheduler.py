@@ -9,6 +9,7 @@ from treadle.runtime.request import Request, SamplingParams, spread
 from treadle.runtime.scheduler import Plan, Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Slab
+from treadle.runtime.state.memory import StateMemory
 from treadle.runtime.state.pages import PageAllocator
 
 PAGE = 4
@@ -25,13 +26,11 @@ def make(
 ) -> Scheduler:
     allocator = PageAllocator(Slab(offset=KV.page_units, num_units=num_pages * KV.page_units), KV)
     return Scheduler(
-        allocator,
-        page_tokens=PAGE,
+        StateMemory(allocator, page_tokens=PAGE, prefix_cache=True),
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         chunk_tokens=chunk_tokens,
         attention_tokens=attention_tokens,
-        prefix_cache=True,
     )
 
 
@@ -171,7 +170,7 @@ def test_the_youngest_makes_room_once_its_step_is_collected() -> None:
     collect(scheduler, plan(scheduler))
     for _ in range(3):
         collect(scheduler, plan(scheduler))
-    assert scheduler.allocator.free == 0
+    assert scheduler.memory.allocator.free == 0
     # old fills its third page while young, in flight, still uses its own.
     pending = plan(scheduler)
     assert shape(pending) == [("old", 1), ("young", 1)]
@@ -229,11 +228,11 @@ def test_heal_names_owners_and_leaves_the_tree_usable() -> None:
     collect(scheduler, plan(scheduler))
     scheduler.finish(first, "stop")
     assert scheduler.heal() == {}
-    scheduler.allocator.take(2, "ghost")
-    _, node = scheduler.tree.match(first.tokens)
-    scheduler.tree.lock(node)
+    scheduler.memory.allocator.take(2, "ghost")
+    _, node = scheduler.memory.tree.match(first.tokens)
+    scheduler.memory.tree.lock(node)
     assert scheduler.heal() == {"ghost": 2, "first": 2}
-    assert scheduler.pages_held == 0
+    assert scheduler.memory.pages_held == 0
     queue(scheduler, "second", [0] * 9)
     assert plan(scheduler).chunks[0].start == 8
 
