@@ -166,6 +166,7 @@ class Engine:
         sequence = self._sequences.get(abort.id)
         if sequence is None:
             return
+        sequence.cut = True
         if abort.keep is not None:
             del sequence.tokens[sequence.prompt_len + abort.keep :]
         reason: FinishReason = "abort" if abort.keep is None else "stop"

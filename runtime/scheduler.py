@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 
+from treadle.runtime.plan import Chunk, Plan
 from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.memory import StateMemory
@@ -17,61 +19,6 @@ from treadle.runtime.state.memory import StateMemory
 
 class QueueFull(RuntimeError):
     """The bounded queue takes no more requests now (HTTP 429); says its length."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Known tokens [start, start + count) of a sequence, computed in one step; the last chunk samples a token."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-    forks: tuple[Sequence, ...] = ()
-    """sequences of its group that begin to decode with it: the same prompt, a token of their own"""
-
-    @property
-    def scored(self) -> range:
-        """Positions whose logits are wanted for the log-probability of the prompt's next token."""
-        sequence = self.sequence
-        if sequence.params.prompt_logprobs is None:
-            return range(0)
-        return range(max(self.start, sequence.prompt_from), min(self.start + self.count, sequence.prompt_len - 1))
-
-
-@dataclass
-class Plan:
-    """What one step does. Rows stand in this order: decodes, then chunks."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    """sequences that got a slot since the last step"""
-    grown: list[tuple[int, int, int]] = field(default_factory=list)
-    """new entries of page tables: which decode, index, page"""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """pages to copy once the step's tokens are in them: from, to"""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens fed to the program."""
-        return len(self.decodes) + sum(chunk.count for chunk in self.chunks)
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """One for each row of the page table."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks]
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """One for each row of logits: decodes, last chunks, forks."""
-        last = [chunk.sequence for chunk in self.chunks if chunk.samples]
-        return self.decodes + last + self.forks
-
-    @property
-    def forks(self) -> list[Sequence]:
-        """Sequences that sample from the logits of another one's chunk."""
-        return [fork for chunk in self.chunks for fork in chunk.forks]
 
 
 DECODES_A_PROMPT = 16
@@ -93,9 +40,13 @@ class _Room:
         """Return how many of ``wanted`` tokens fit, at least one, each of which is work worth ``cost`` first tokens."""
         affordable = self._tokens if self._work == math.inf else max(int(self._work / cost), 1)
         count = min(wanted, self._tokens, affordable)
-        self._tokens -= count
-        self._work -= count * cost
+        self.give(-count, cost)
         return count
+
+    def give(self, count: int, cost: float) -> None:
+        """Take back ``count`` tokens that were not computed after all."""
+        self._tokens += count
+        self._work += count * cost
 
 
 class Scheduler:
@@ -143,21 +94,26 @@ class Scheduler:
         self._lacking = 0
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
-        # A copy, since forks join the list.
+        # Copies, since forks join the list and the preempted leave it.
         for sequence in list(self.running):
-            if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and room.left:
+            if self._may_advance(sequence) and sequence.prefilling and room.left:
                 self._plan_chunk(plan, sequence, room)
         while room.left and self.waiting and self._slots:
-            if self._may_fork(self.waiting[0]) or not self._admit(self.waiting[0]):
+            sequence = self.waiting[0]
+            if self._may_fork(sequence) or not self._admit(sequence, plan.num_seqs):
                 break
-            sequence = self.waiting.popleft()
+            self.waiting.popleft()
+            if not self._plan_chunk(plan, sequence, room):
+                if sequence.slot is not None:
+                    self._preempt(sequence)
+                break
             plan.admitted.append(sequence)
-            self._plan_chunk(plan, sequence, room)
-        for sequence in (*plan.sequences, *plan.forks):
-            sequence.in_flight += 1
         for sequence in plan.sampled:
             sequence.pending += 1
-        return plan if plan.num_tokens else None
+        if not plan.num_tokens:
+            return None
+        self.memory.settle(plan, self.running)
+        return plan
 
     def collected(self, plan: Plan) -> None:
         """Note that a plan has run and its tokens are known: give back what no step in flight uses any more."""
@@ -177,6 +133,7 @@ class Scheduler:
         sequence.finish_reason = reason
         if sequence.slot is None:
             self.waiting.remove(sequence)
+            self.memory.cache.forget(sequence)
         elif sequence.in_flight == 0:
             self._release(sequence)
 
@@ -199,26 +156,35 @@ class Scheduler:
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.prefilling or sequence.leaving or sequence.finish_reason:
-                continue
             # What is in flight may already end it; then nothing is left to compute.
-            if sequence.remaining <= 0:
+            if sequence.prefilling or sequence.remaining <= 0 or not self._may_advance(sequence):
                 continue
-            if self.memory.is_full(sequence) and not self._grow(plan, sequence):
+            row = len(plan.decodes)
+            if self.memory.is_full(sequence) and not self._make_room(sequence, partial(self.memory.grow, sequence, row)):
                 continue
             sequence.computed += 1
+            sequence.in_flight += 1
             plan.decodes.append(sequence)
 
-    def _plan_chunk(self, plan: Plan, sequence: Sequence, room: _Room) -> None:
+    @staticmethod
+    def _may_advance(sequence: Sequence) -> bool:
+        return sequence.slot is not None and not sequence.leaving and sequence.finish_reason is None
+
+    def _plan_chunk(self, plan: Plan, sequence: Sequence, room: _Room) -> bool:
+        """Plan as much of a prompt as there is room for; False if it lacks memory."""
         start = sequence.computed
-        count = room.take(sequence.prefill_end - start, 1 + start / self._attention_tokens)
+        cost = 1 + start / self._attention_tokens
+        count = room.take(self.memory.chunk_end(sequence) - start, cost)
+        if not self._make_room(sequence, partial(self.memory.extend, sequence, start + count, plan.num_seqs)):
+            room.give(count, cost)
+            return False
         sequence.computed = start + count
+        sequence.in_flight += 1
         samples = sequence.computed == sequence.prefill_end
-        # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
-        # values before it reads any, and later steps run later.
-        self.memory.remember(sequence, sequence.computed)
-        forks = self._fork(plan, sequence) if samples and sequence.starts_group else ()
+        self.memory.advanced(sequence)
+        forks = self._fork(sequence) if samples and sequence.starts_group else ()
         plan.chunks.append(Chunk(sequence=sequence, start=start, count=count, samples=samples, forks=forks))
+        return True
 
     def _may_fork(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence's prompt is being computed by another one of its group."""
@@ -227,7 +193,7 @@ class Scheduler:
             for each in self.running
         )
 
-    def _fork(self, plan: Plan, leader: Sequence) -> tuple[Sequence, ...]:
+    def _fork(self, leader: Sequence) -> tuple[Sequence, ...]:
         """Give a slot to those of the leader's group that wait for its prompt, as far as slots and pages go.
 
         Who finds no room finds most of it in the tree later.
@@ -235,13 +201,11 @@ class Scheduler:
         forks = []
         while self.waiting and self._slots:
             sequence = self.waiting[0]
-            if sequence.group != leader.group or not sequence.starts_group:
-                break
-            copies = self.memory.fork(leader, sequence, self.running)
-            if copies is None:
+            alike = sequence.group == leader.group and sequence.starts_group
+            if not alike or not self.memory.fork(leader, sequence, self.running):
                 break
             self.waiting.popleft()
-            plan.copies += copies
+            sequence.in_flight += 1
             sequence.slot = self._slots.pop()
             sequence.computed = sequence.prefill_end = leader.prompt_len
             self.running.append(sequence)
@@ -250,9 +214,9 @@ class Scheduler:
             forks.append(sequence)
         return tuple(forks)
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot, if there is memory for it."""
-        if not self.memory.admit(sequence, self.running):
+    def _admit(self, sequence: Sequence, row: int) -> bool:
+        """Give a waiting sequence a slot and row ``row`` of the step, if there is memory for it."""
+        if not self.memory.admit(sequence, self.running, row):
             return False
         sequence.slot = self._slots.pop()
         sequence.prefill_end = len(sequence.tokens)
@@ -265,9 +229,9 @@ class Scheduler:
             self.hit_tokens += sequence.computed
         return True
 
-    def _grow(self, plan: Plan, sequence: Sequence) -> bool:
-        """Give a decoding sequence its next page, at the price of the youngest; False if it must skip this step."""
-        while (page := self.memory.grow(sequence)) is None:
+    def _make_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
+        """Let a running sequence take memory, at the price of the youngest; False if it must skip this step."""
+        while not take():
             promised = sum(len(each.pages) for each in self.running if each.leaving or each.finish_reason)
             if self._lacking < promised:
                 self._lacking += 1
@@ -280,12 +244,11 @@ class Scheduler:
                 self._preempt(victim)
             if victim is sequence:
                 return False
-        plan.grown.append((len(plan.decodes), len(sequence.pages) - 1, page))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back at the head of the queue. The tree keeps its pages for as long as they are not needed."""
-        self.memory.vacate(sequence)
+        """Put a sequence back at the head of the queue. What it leaves is kept for as long as there is memory."""
+        self.memory.vacate(sequence, comes_back=True)
         self._leave(sequence)
         sequence.leaving = False
         sequence.computed = sequence.prefill_end = 0

@@ -11,6 +11,7 @@ from treadle.graph.state import LayerKV, PagedKV
 from treadle.runtime.state.arena import Slab
 from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.state.prefix import TOKEN_TYPE, Node, PrefixTree
+from treadle.runtime.state.snapshots import Snapshots
 
 PAGE = 4
 
@@ -19,7 +20,7 @@ def make_tree(num_pages: int, page_tokens: int = PAGE) -> tuple[PageAllocator, P
     kv = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=page_tokens)
     slab = Slab(offset=kv.page_units, num_units=num_pages * kv.page_units)
     allocator = PageAllocator(slab, kv)
-    return allocator, PrefixTree(allocator, page_tokens)
+    return allocator, PrefixTree(allocator, page_tokens, Snapshots([allocator], [kv.page_bytes]))
 
 
 def remember(allocator: PageAllocator, tree: PrefixTree, tokens: list[int]) -> list[int]:
@@ -31,7 +32,7 @@ def remember(allocator: PageAllocator, tree: PrefixTree, tokens: list[int]) -> l
 
 
 def found(tree: PrefixTree, tokens: list[int]) -> list[int]:
-    return tree.match(array(TOKEN_TYPE, tokens))[0]
+    return tree.match(array(TOKEN_TYPE, tokens)).pages
 
 
 def test_match_finds_whole_pages_and_leaves_the_last_token() -> None:
@@ -73,7 +74,8 @@ def test_locked_pages_stay() -> None:
     allocator, tree = make_tree(8)
     pages = remember(allocator, tree, [1] * 12)
     remember(allocator, tree, [1] * 8 + [2] * 8)
-    kept, node = tree.match(array(TOKEN_TYPE, [1] * 9))
+    match = tree.match(array(TOKEN_TYPE, [1] * 9))
+    kept, node = match.pages, match.node
     tree.lock(node)
     assert tree.evict(99) == 3
     assert found(tree, [1] * 13) == kept == pages[:2]
@@ -85,7 +87,7 @@ def test_locked_pages_stay() -> None:
 def test_a_split_below_a_lock_keeps_both_parts_locked() -> None:
     allocator, tree = make_tree(8)
     remember(allocator, tree, [1] * 16)
-    _, node = tree.match(array(TOKEN_TYPE, [1] * 17))
+    node = tree.match(array(TOKEN_TYPE, [1] * 17)).node
     tree.lock(node)
     found(tree, [1] * 9)
     assert tree.evictable == 0
@@ -99,7 +101,7 @@ def test_discard_forgets_what_nothing_else_needs() -> None:
     allocator, tree = make_tree(8)
     remember(allocator, tree, [1] * 8)
     remember(allocator, tree, [1] * 4 + [2] * 4)
-    _, node = tree.match(array(TOKEN_TYPE, [1] * 9))
+    node = tree.match(array(TOKEN_TYPE, [1] * 9)).node
     tree.discard(node)
     assert len(found(tree, [1] * 9)) == 1
     assert len(found(tree, [1] * 4 + [2] * 5)) == 2
@@ -114,7 +116,7 @@ def test_a_long_prompt_is_found_quickly() -> None:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert len(tree.match(tokens)[0]) == 8191
+        assert len(tree.match(tokens).pages) == 8191
         times.append(time.perf_counter() - begin)
     # About 0.3 ms; the bound leaves room for a busy machine.
     assert min(times) < 0.005
@@ -143,7 +145,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(target=live, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def admit(self, tokens: list[int]) -> object:
-        cached, node = self.tree.match(array(TOKEN_TYPE, tokens))
+        match = self.tree.match(array(TOKEN_TYPE, tokens))
+        cached, node = match.pages, match.node
         for i, page in enumerate(cached):
             assert self.content[page] == tuple(tokens[: (i + 1) * PAGE])
         assert len(cached) * PAGE < len(tokens)
