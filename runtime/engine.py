@@ -17,8 +17,9 @@ import msgspec
 
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepShape
-from treadle.graph.state import PagedKV
+from treadle.graph.state import State
 from treadle.kernels.backend.protocol import Backend, Event
+from treadle.runtime.plan import Plan
 from treadle.runtime.processors import make_processors
 from treadle.runtime.request import (
     STEP_TOKENS,
@@ -32,11 +33,11 @@ from treadle.runtime.request import (
     check_choice,
 )
 from treadle.runtime.sampler import Samples, Scores
-from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
+from treadle.runtime.scheduler import QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Arena, Pages
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.memory import StateMemory
-from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ class EngineSettings:
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
+    checkpoint_bytes: int | None = None
+    """what checkpoints may take of the arena; None: all that nothing else needs"""
+    checkpoint_tokens: int = 64
+    """what a checkpoint must spare at least"""
     vocab: int
     """tokens that the program knows: 0 .. vocab - 1"""
     seed: int | None = None
@@ -87,19 +92,24 @@ class Engine:
     """Runs requests. One thread calls it; work on the device happens on its stream."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, arena: Arena, kv: PagedKV, settings: EngineSettings,
+        self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
         buckets: Buckets | None = None,
     ) -> None:  # fmt: skip
-        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.
+        """``arena`` has a kind for each of the state's (``arena_kinds``), and nothing taken.
 
         Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
         """
-        num_pages = arena.free_bytes // kv.page_bytes
-        allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
+        memory = StateMemory(
+            arena,
+            state,
+            max_step_tokens=settings.max_step_tokens,
+            prefix_cache=settings.prefix_cache,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            policy=CheckpointPolicy(page_tokens=state.page_tokens, least_tokens=settings.checkpoint_tokens),
+        )
         self._settings = settings
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
-        self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
-        memory = StateMemory(allocator, page_tokens=kv.page_tokens, prefix_cache=settings.prefix_cache)
+        self._max_tokens = memory.longest(settings.max_len)
         self._scheduler = Scheduler(
             memory,
             max_num_seqs=settings.max_num_seqs,
@@ -110,12 +120,13 @@ class Engine:
         self._stepper = Stepper(
             executor=executor,
             backend=backend,
+            arena=arena.bytes,
+            num_groups=len(state.groups),
             largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
-            max_pages=kv.pages_for(self._max_tokens),
+            max_pages=state.full.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
             vocab=settings.vocab,
-            pages=Pages(arena, kv),
             history=settings.processors,
         )
         # Behind what was launched until now: the contents of weights, arena and slots.
@@ -126,7 +137,7 @@ class Engine:
         self._order = 0
         self._dead: Exception | None = None
         self._checked = True
-        self._stats = Stats(pages_total=allocator.total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
+        self._stats = Stats(pages_total=memory.pages_total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
 
     @property
     def has_work(self) -> bool:

@@ -160,7 +160,9 @@ class Scheduler:
             if sequence.prefilling or sequence.remaining <= 0 or not self._may_advance(sequence):
                 continue
             row = len(plan.decodes)
-            if self.memory.is_full(sequence) and not self._make_room(sequence, partial(self.memory.grow, sequence, row)):
+            if self.memory.is_full(sequence) and not self._make_room(
+                sequence, partial(self.memory.grow, sequence, row)
+            ):
                 continue
             sequence.computed += 1
             sequence.in_flight += 1

@@ -13,13 +13,19 @@ from collections.abc import Sequence as Ordered
 from treadle.graph.state import State
 from treadle.runtime.plan import Plan
 from treadle.runtime.sequence import Sequence, Window
-from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.arena import Arena, Kind
 from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
 from treadle.runtime.state.prefix import Match
 from treadle.runtime.state.room import Counts
+
+
+def arena_kinds(state: State) -> tuple[Kind, ...]:
+    """Return what an arena is asked to hold: pages of each group, then blocks."""
+    groups = tuple(Kind(group.name, group.page_bytes) for group in state.groups)
+    return groups if state.block is None else (*groups, Kind("block", state.block.block_bytes))
 
 
 class StateMemory:
@@ -92,9 +98,7 @@ class StateMemory:
         self._changes.touch(sequence, row, 0, len(sequence.pages))
         if self._state.needs_checkpoints and self.cache.enabled:
             known = match.known if match.known > match.position else 0
-            sequence.stops = self.cache.policy.stops(
-                match.position, len(sequence.tokens), known, sequence.boundaries
-            )
+            sequence.stops = self.cache.policy.stops(match.position, len(sequence.tokens), known, sequence.boundaries)
         return True
 
     def fork(self, leader: Sequence, sequence: Sequence, running: Ordered[Sequence]) -> bool:
@@ -149,7 +153,7 @@ class StateMemory:
         return True
 
     def extend(self, sequence: Sequence, end: int, row: int) -> bool:
-        """Give a prompt in row ``row`` the pages that it needs for its tokens up to ``end``; False if there are none."""
+        """Give a prompt in row ``row`` the pages that its tokens up to ``end`` need; False if there are none."""
         if not sequence.windows:
             return True
         need = self._advance_windows(sequence, end)
@@ -265,7 +269,7 @@ class StateMemory:
                 sequence.windows.append(window)
 
     def _reuse(self, kind: int, handles: Ordered[int], whole: int, sequence: Sequence) -> list[int]:
-        """Share the first ``whole`` items, and return them with new ones that get copies of the rest before the step."""
+        """Share the first ``whole`` items; return them and new ones, which get copies of the rest before the step."""
         holders = self._holders.get(kind)
         got = [*handles[:whole]]
         if holders is not None:

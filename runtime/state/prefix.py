@@ -15,7 +15,8 @@ from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treadle.runtime.state.snapshots import NEVER, Pool, Snapshot, Snapshots
+from treadle.runtime.state.pool import Pool
+from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
 
 TOKEN_TYPE = "i"
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
@@ -131,6 +132,26 @@ class PrefixTree:
             match.later = snapshot.position
         else:
             match.node, match.position, match.snapshot = node, snapshot.position, snapshot
+
+    def insert(self, tokens: array[int], pages: Sequence[int], salt: Hashable = None) -> Node:
+        """Remember that ``pages`` hold the beginning of ``tokens``; return the node where they end.
+
+        Where the tree knows the tokens already it keeps its own pages. Shapes: ``tokens`` fill all the pages.
+        """
+        data = tokens[: len(pages) * self._page_tokens].tobytes()
+        assert len(data) == len(pages) * self._page_key, f"{len(tokens)} tokens do not fill {len(pages)} pages"
+        node, known = self._descend(data, self.root(salt))
+        if len(known) == len(pages):
+            return node
+        key, new = data[len(known) * self._page_key :], list(pages[len(known) :])
+        self._pool.share(new)
+        child = Node(key, new, node, start=node.end, used=self._tick)
+        node.children[key[: self._page_key]] = child
+        self._num_nodes += 1
+        self.num_pages += len(new)
+        self.evictable += len(new)
+        self._offer(child)
+        return child
 
     def lock(self, node: Node) -> None:
         """Keep the pages from the root to ``node``."""

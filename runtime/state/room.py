@@ -47,7 +47,7 @@ class Room:
     def make(self, need: Counts) -> bool:
         """Evict until items can be taken; False if that does not help."""
         while not self._arena.can_take(need):
-            if not self._tree.evict_next(need.get(0, 0) - self._arena.pool(0).free):
+            if not self._tree.evict_next(need.get(0, 0) - self._arena.available(0)):
                 return False
         return True
 
