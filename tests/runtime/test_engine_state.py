@@ -115,7 +115,7 @@ def test_prompts_with_one_beginning_wait_a_step_for_it() -> None:
     stem = [(i * 7) % VOCAB for i in range(14)]
     bench = Bench(state=HYBRID, max_step_tokens=32)
     for n, name in enumerate("abcd"):
-        bench.add(name, stem + [n, n + 1], max_tokens=2)
+        bench.add(name, [*stem, n, n + 1], max_tokens=2)
     bench.run()
     for n, name in enumerate("abcd"):
         assert bench.tokens(name) == answer([*stem, n, n + 1], 2)
