@@ -1,7 +1,7 @@
 """A stand-in for a program whose answer depends on every token of the history, as read back from the arena.
 
 It stores (token, position) pairs in pages of every group and hashes them, and keeps a running hash in a block, if there
-is one. A wrong page, position, length or order changes the tokens, and so does a page of a window, or a block, of another
+is one. A wrong page, position, length or order changes the tokens, and so does a window's page, or a block, of another
 history; ``answer`` computes what they must be without engine, pages or tensors.
 """
 

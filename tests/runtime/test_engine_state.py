@@ -141,11 +141,11 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, object]]:
     """Requests, follow-ups, aborts and steps in any order. Prompts share beginnings, so that the tree is used."""
     stems = draw(st.lists(st.lists(tokens, min_size=1, max_size=20), min_size=1, max_size=3))
     script: list[tuple[str, object]] = []
-    for n in range(draw(st.integers(1, 9))):
+    for n in range(draw(st.integers(1, 10))):
         prompt = draw(st.sampled_from(stems)) + draw(st.lists(tokens, max_size=8))
         follows = draw(st.none() | st.integers(0, n))
         stops = draw(st.frozensets(tokens, max_size=2))
-        script.append(("add", (f"r{n}", prompt, follows, draw(st.integers(1, 18)), stops, draw(st.integers(0, 2)))))
+        script.append(("add", (f"r{n}", prompt, follows, draw(st.integers(1, 34)), stops, draw(st.integers(0, 2)))))
         script += [("step", None)] * draw(st.integers(0, 6))
         if draw(st.integers(0, 3)) == 0:
             keep = draw(st.none() | st.integers(0, 6))
@@ -157,10 +157,10 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, object]]:
 @given(
     script=scripts(),
     name=st.sampled_from(sorted(STATES)),
-    num_pages=st.integers(18, 40),
-    others=st.integers(3, 20),
-    max_num_seqs=st.integers(1, 4),
-    max_step_tokens=st.integers(4, 24),
+    num_pages=st.integers(12, 28),
+    others=st.integers(3, 9),
+    max_num_seqs=st.integers(1, 5),
+    max_step_tokens=st.integers(5, 24),
     overlap=st.booleans(),
     prefix_cache=st.booleans(),
     captured=st.booleans(),
