@@ -29,6 +29,7 @@ class DiskStore:
     """Objects in ``folder``, of all models together at most ``budget`` bytes. One process at a time uses a folder."""
 
     instant = True
+    saves = True
 
     def __init__(self, folder: Path, budget: int) -> None:
         """Raises ConfigError if the folder cannot be made or written, or another process uses it."""

@@ -26,9 +26,10 @@ class Scope:
     """16 bytes: which model computed the objects, and how they are laid out. Objects of another one are misses."""
     memory: memoryview
     """the host memory that all buffers are parts of, for stores that register it"""
-    offer: Callable[[bytes], AbstractContextManager[memoryview | None]]
-    """gives the sealed object of a key that this engine holds on its host or disk, for others to take; None: it has
-    none. The bytes stay until the context is left."""
+    holds: Callable[[Sequence[bytes]], Sequence[bool]]
+    """tells of each key whether this engine has its object on its host or disk, for others to take"""
+    offer: Callable[[bytes, int], AbstractContextManager[memoryview | None]]
+    """gives the sealed object of a key, of so many bytes; None: it has none. It stays until the context is left."""
 
 
 class Store(Protocol):
@@ -37,6 +38,11 @@ class Store(Protocol):
     @property
     def instant(self) -> bool:
         """Whether ``lookup`` answers from memory: it is then called in the step loop too."""
+        ...
+
+    @property
+    def saves(self) -> bool:
+        """Whether ``save`` is to be called at all."""
         ...
 
     def open(self, scope: Scope) -> None:

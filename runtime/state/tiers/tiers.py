@@ -21,7 +21,7 @@ from treadle.runtime.state.tiers.known import Known
 from treadle.runtime.state.tiers.lane import Buffers, Lane, Work, ignore
 from treadle.runtime.state.tiers.loads import Loads, Source
 from treadle.runtime.state.tiers.mover import Mover
-from treadle.runtime.state.tiers.seal import namespace
+from treadle.runtime.state.tiers.seal import SEAL_BYTES, namespace
 from treadle.runtime.state.tiers.stats import TierStats
 from treadle.runtime.state.tiers.store import Scope, Store
 from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
@@ -68,7 +68,7 @@ class Tiers:
         self._pool = HostPool(backend.host(host_bytes), sizes, scope=scope)
         self._mover = Mover(backend, arena, self._pool.memory, stream)
         self._woken = threading.Event()
-        opened = Scope(namespace=scope, memory=self._pool.view, offer=self._offer)
+        opened = Scope(namespace=scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
         self._links = {link.name: link for link in links}
         self._lanes = {
             link.name: Lane(link.name, link.store, opened, clock=clock, readers=link.readers, wake=self._woken.set)
@@ -234,6 +234,8 @@ class Tiers:
     def _save(self, entries: list[Entry]) -> None:
         """Write objects on to every store that is not known to have them."""
         for name, lane in self._lanes.items():
+            if not lane.store.saves:
+                continue
             new = [entry for entry in entries if not self._holds(name, entry.key)]
             for batch in _batches(new):
                 held: list[Entry] = []
@@ -300,15 +302,33 @@ class Tiers:
             elif known.is_asked(keys[index]):
                 found[index] = Where.PENDING
 
+    def _local(self) -> list[Lane]:
+        return [self._lanes[name] for name, link in self._links.items() if link.where is Where.DISK]
+
+    def _hold_any(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether the host or the disk has objects; called on threads of connectors."""
+        held = [key in self._pool for key in keys]
+        for lane in self._local():
+            held = [a or b for a, b in zip(held, lane.peek(keys), strict=True)]
+        return held
+
     @contextmanager
-    def _offer(self, key: bytes) -> Iterator[memoryview | None]:
-        """Give another engine an object of the host's; called on threads of connectors."""
-        entry = self._pool.acquire(key)
-        try:
-            yield None if entry is None else self._pool.sealed(entry)
-        finally:
-            if entry is not None:
+    def _offer(self, key: bytes, num_bytes: int) -> Iterator[memoryview | None]:
+        """Give another engine an object of the host's or the disk's; called on threads of connectors."""
+        entry = self._pool.acquire(key, num_bytes - SEAL_BYTES)
+        if entry is not None:
+            try:
+                yield self._pool.sealed(entry)
+            finally:
                 self._pool.release(entry)
+            return
+        for lane in self._local():
+            if lane.peek([key])[0]:
+                buffer = memoryview(bytearray(num_bytes))
+                # The other side checks the seal.
+                yield buffer if lane.store.load([key], [buffer])[0] else None
+                return
+        yield None
 
 
 def _batches(entries: Sequence[Entry]) -> Iterator[list[bytes]]:

@@ -27,7 +27,12 @@ def key(n: int) -> bytes:
 
 
 def scope(model: bytes = MODEL) -> Scope:
-    return Scope(namespace=model, memory=memoryview(b""), offer=lambda _: nullcontext(None))
+    return Scope(
+        namespace=model,
+        memory=memoryview(b""),
+        holds=lambda keys: [False] * len(keys),
+        offer=lambda *_: nullcontext(None),
+    )
 
 
 def sealed(n: int, size: int = SIZE) -> memoryview:
@@ -152,7 +157,7 @@ def test_a_full_disk_is_an_error_of_the_call_and_leaves_nothing(
     monkeypatch.setattr(disk.os, "write", write)
     with pytest.raises(StoreError, match="No space left"):
         store.save([key(2)], [sealed(2)])
-    assert [path for path in tmp_path.rglob("unfinished/*")] == []
+    assert list(tmp_path.rglob("unfinished/*")) == []
     assert store.lookup([key(1), key(2)]) == [True, False]
     room[0] = 10 * SIZE
     assert store.save([key(2)], [sealed(2)]) == [True]

@@ -146,7 +146,7 @@ class DictStore:
     """A store that can be told to misbehave. ``gate`` holds calls up."""
 
     def __init__(self, *, instant: bool = False) -> None:
-        self.instant = instant
+        self.instant, self.saves = instant, True
         self.kept: dict[bytes, bytes] = {}
         self.calls: list[tuple[str, int]] = []
         self.failing: set[str] = set()
