@@ -35,7 +35,9 @@ from treadle.runtime.request import (
 from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.pages import PageAllocator, PageArena
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.checkpoints import CheckpointPolicy
+from treadle.runtime.state.memory import StateMemory
 from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,10 @@ class EngineSettings:
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
+    checkpoint_bytes: int | None = None
+    """what checkpoints may take of the arena; None: all that nothing else needs"""
+    checkpoint_tokens: int = 64
+    """what a checkpoint must spare at least"""
     vocab: int
     """tokens that the program knows: 0 .. vocab - 1"""
     seed: int | None = None
@@ -86,29 +92,30 @@ class Engine:
     """Runs requests. One thread calls it; work on the device happens on its stream."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, arena: PageArena, state: State, settings: EngineSettings,
+        self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
         buckets: Buckets | None = None,
     ) -> None:  # fmt: skip
-        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.
+        """``arena`` has a kind for each of the state's (``arena_kinds``), and nothing taken.
 
         Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
         """
-        assert not state.needs_checkpoints, "states beside pages of all tokens have no allocator yet"
-        kv = state.full
-        num_pages = arena.free_bytes // kv.page_bytes
-        allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
+        memory = StateMemory(
+            arena,
+            state,
+            max_step_tokens=settings.max_step_tokens,
+            prefix_cache=settings.prefix_cache,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            policy=CheckpointPolicy(page_tokens=state.page_tokens, least_tokens=settings.checkpoint_tokens),
+        )
         self._settings = settings
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
-        self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
+        self._max_tokens = memory.longest(settings.max_len)
         self._scheduler = Scheduler(
-            allocator,
-            page_tokens=kv.page_tokens,
-            page_bytes=kv.page_bytes,
+            memory,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens,
             attention_tokens=settings.attention_tokens,
-            prefix_cache=settings.prefix_cache,
         )
         self._stepper = Stepper(
             executor=executor,
@@ -116,7 +123,7 @@ class Engine:
             arena=arena.bytes,
             num_groups=len(state.groups),
             largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
-            max_pages=kv.pages_for(self._max_tokens),
+            max_pages=state.full.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
             vocab=settings.vocab,
@@ -130,7 +137,7 @@ class Engine:
         self._order = 0
         self._dead: Exception | None = None
         self._checked = True
-        self._stats = Stats(pages_total=allocator.total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
+        self._stats = Stats(pages_total=memory.pages_total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
 
     @property
     def has_work(self) -> bool:
@@ -170,6 +177,7 @@ class Engine:
         sequence = self._sequences.get(abort.id)
         if sequence is None:
             return
+        sequence.cut = True
         if abort.keep is not None:
             del sequence.tokens[sequence.prompt_len + abort.keep :]
         reason: FinishReason = "abort" if abort.keep is None else "stop"
@@ -205,7 +213,7 @@ class Engine:
         scheduler, stats = self._scheduler, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
-        stats.pages_used = scheduler.pages_held
+        stats.pages_used = scheduler.memory.pages_held
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions

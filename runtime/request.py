@@ -27,6 +27,10 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     """requests of one group have the same prompt; as far as there is room for them, it is computed once"""
     choice: int = 0
     """which of its group's answers this is; the prompt counts in the first"""
+    cache_salt: str | None = None
+    """only requests with the same salt share prefixes"""
+    boundaries: tuple[int, ...] = ()
+    """where messages of the prompt end, in tokens: others may part from it there"""
     arrival_s: float = 0.0
     """seconds on the clock of time.monotonic, for queue time"""
 
