@@ -319,6 +319,7 @@ class Engine:
         )
         if not sequence.reported and sequence.first_step_s is not None:
             output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
+            output.cached_tokens, output.missed_tokens = sequence.cached_tokens, sequence.missed_tokens
             self._stats.prompt_tokens += 0 if sequence.choice else sequence.prompt_len
             sequence.reported = True
         return output

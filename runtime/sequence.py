@@ -108,6 +108,11 @@ class Sequence:
         self.preemptions = 0
         self.num_cached = 0
         """prompt tokens found in the prefix tree at its first admission"""
+        self.cached_tokens: dict[str, int] = {}
+        """where those were: ``device``, or the name of a tier"""
+        self.missed_tokens: dict[str, int] = {}
+        """why the prompt's other tokens were not (MISS_REASONS)"""
+        self.session = request.session
         self.first_step_s: float | None = None
         self.reported = False
         """an output has been given"""
