@@ -18,6 +18,11 @@ was needed; it is behind the last place that the cache can go on from; it is kno
 wants values that only computing gives"""
 
 
+MAX_SALT = 512
+"""characters of a salt, or of a session's name"""
+MAX_PIN_S = 3600.0
+
+
 class SessionHint(msgspec.Struct, kw_only=True, frozen=True):
     """What a client knows about the next turn of its session. Hints: they change when an answer comes, never what.
 
@@ -86,6 +91,26 @@ def check_choice(request: Request) -> None:
             " add another one, or leave min_tokens out",
             "allowed_token_ids",
         )
+
+
+def check_cache(request: Request) -> None:
+    """Raise RequestError if the salt or the hints of a request are none, or ask for opposites."""
+    salt, session = request.cache_salt, request.session
+    if salt is not None and (not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT):
+        raise RequestError(f"cache_salt takes a text of 1 to {MAX_SALT} characters", "cache_salt")
+    if session is None:
+        return
+    if not isinstance(session.id, str) or not 1 <= len(session.id) <= MAX_SALT:
+        raise RequestError(f"session_id takes a text of 1 to {MAX_SALT} characters", "session_id")
+    if not 0 <= session.pin_s <= MAX_PIN_S:
+        message = f"cache_hints.pin_s={session.pin_s} is outside [0, {MAX_PIN_S:g}]"
+        raise RequestError(message, "cache_hints.pin_s")
+    if session.demote and (session.pin_s or session.prefetch):
+        other = "pin_s" if session.pin_s else "prefetch"
+        raise RequestError(f"cache_hints.demote gives up what {other} asks for; leave one out", "cache_hints.demote")
+    if session.prefetch and (request.params.n != 1 or request.params.prompt_logprobs is not None):
+        field = "n" if request.params.n != 1 else "prompt_logprobs"
+        raise RequestError(f"cache_hints.prefetch computes nothing, so {field} has nothing to show", field)
 
 
 class Abort(msgspec.Struct, kw_only=True, tag=True):

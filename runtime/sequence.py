@@ -131,6 +131,8 @@ class Sequence:
     @property
     def readable(self) -> array[int]:
         """The tokens whose beginning may come from the prefix tree: not those whose logits are still wanted."""
+        if self.params.skip_reading_prefix_cache and not self.preemptions:
+            return self.tokens[:1]
         known = len(self.prompt_logprobs)
         scored = self.params.prompt_logprobs is None or known >= self.prompt_len - 1
         return self.tokens if scored else self.tokens[: known + 1]
