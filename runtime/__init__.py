@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from treadle.runtime.completion import CompletionOutput, RequestOutput
     from treadle.runtime.llm import LLM
     from treadle.runtime.params import RequestError, SamplingParams
+    from treadle.runtime.request import SessionHint
     from treadle.runtime.text.prompt import TextPrompt, TokensPrompt
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SessionHint",
     "TextPrompt",
     "TokensPrompt",
 ]
@@ -30,6 +32,7 @@ _HOME = {
     "RequestError": "params",
     "RequestOutput": "completion",
     "SamplingParams": "params",
+    "SessionHint": "request",
     "TextPrompt": "text.prompt",
     "TokensPrompt": "text.prompt",
 }

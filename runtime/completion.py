@@ -79,6 +79,10 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     """prompt tokens that came from the prefix cache"""
+    cached_tokens: dict[str, int]
+    """where those were: ``device``, or the name of a tier"""
+    missed_tokens: dict[str, int]
+    """why the prompt's other tokens did not come from there: cold, evicted, below_granularity, salt, opted_out"""
     metrics: RequestMetrics
 
 
@@ -98,6 +102,8 @@ def request_output(
         outputs=[_completion(index, answer) for index, answer in enumerate(answers)],
         finished=all(answer.finished for answer in answers),
         num_cached_tokens=first.num_cached_tokens,
+        cached_tokens=first.cached_tokens,
+        missed_tokens=first.missed_tokens,
         metrics=metrics,
     )
 

@@ -30,6 +30,7 @@ from treadle.runtime.request import (
     RequestError,
     Stats,
     TokenLogprob,
+    check_cache,
     check_choice,
 )
 from treadle.runtime.sampler import Samples, Scores
@@ -154,6 +155,9 @@ class Engine:
         self._check(request)
         if len(scheduler.waiting) >= settings.max_queue + scheduler.free_slots:
             raise QueueFull(f"{len(scheduler.waiting)} requests wait already; max_queue={settings.max_queue}")
+        if request.session is not None and request.session.prefetch:
+            self._prefetch(request)
+            return
         params, room = request.params, self._max_tokens - len(request.prompt)
         sequence = Sequence(
             request,
@@ -251,6 +255,7 @@ class Engine:
         if params.n != 1:
             raise RequestError(f"n={params.n}: a request has one answer; request.spread makes {params.n} of it", "n")
         check_choice(request)
+        check_cache(request)
         words = request.bad_token_ids
         if any(not 0 <= token < vocab for word in words for token in word) or not all(words):
             raise RequestError(f"bad_words hold a token id outside [0, {vocab}), or none", "bad_words")
@@ -259,6 +264,11 @@ class Engine:
             raise RequestError(
                 f"bad_words takes at most {MAX_BAD_WORDS} words of 2 to {MAX_BAD_TOKENS} tokens", "bad_words"
             )
+
+    def _prefetch(self, request: Request) -> None:
+        """Answer a request that wants nothing but that its state be near; it computes and generates nothing."""
+        self._outputs.append(Output(id=request.id, token_ids=[], finish_reason="length"))
+        self._stats.finished["length"] = self._stats.finished.get("length", 0) + 1
 
     def _launch(self, plan: Plan) -> _Launched:
         self._stats.steps += 1
@@ -326,6 +336,7 @@ class Engine:
         )
         if not sequence.reported and sequence.first_step_s is not None:
             output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
+            output.cached_tokens, output.missed_tokens = sequence.cached_tokens, sequence.missed_tokens
             self._stats.prompt_tokens += 0 if sequence.choice else sequence.prompt_len
             sequence.reported = True
         return output

@@ -117,7 +117,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 NEUTRAL_PARAMS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "skip_reading_prefix_cache": (False,),
     "thinking_token_budget": (),
     "early_stopping": (False,),
     "extra_args": ({},),

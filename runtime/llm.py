@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from treadle.conf.load import compose, model_overrides
 from treadle.runtime.completion import RequestMetrics, RequestOutput, request_output
 from treadle.runtime.driver import Answer, Driver, StepEngine
 from treadle.runtime.keywords import llm_overrides, refuse_arguments
 from treadle.runtime.progress import AnswerBar, PhaseBars
-from treadle.runtime.request import Request, RequestError, SamplingParams, spread
+from treadle.runtime.request import Request, RequestError, SamplingParams, SessionHint, spread
 from treadle.runtime.text.hf_tokenizer import HFTokenizer
 from treadle.runtime.text.load import load_tokenizer
 from treadle.runtime.text.output import Delta
-from treadle.runtime.text.prompt import Limits, Prompt, prepare, text_and_ids, texts_and_ids
+from treadle.runtime.text.prompt import Limits, Prompt, PromptParts, many_parts, prepare, prompt_parts
 from treadle.runtime.text.template import ChatTemplate, chat_template
 from treadle.runtime.text.tokenizer import Tokenizer
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from treadle.graph.resolve import Resolved
 
 Message = Mapping[str, Any]
+Sessions = SessionHint | Sequence[SessionHint | None] | None
+Each = TypeVar("Each")
 
 
 class LLM:
@@ -83,18 +85,22 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        session: Sessions = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Return one output for each prompt, in their order; it holds ``n`` answers.
 
-        A list of ints is one prompt of token ids. ``sampling_params`` is one for all prompts or one for each; None
-        takes what the model recommends. An answer that would not fit in the context is shortened. ``use_tqdm`` shows a
-        progress bar in a terminal. ``others`` are vLLM's other arguments, as far as they ask for nothing.
+        A list of ints is one prompt of token ids; a dict may hold a ``cache_salt`` beside its ``prompt``.
+        ``sampling_params`` is one for all prompts or one for each; None takes what the model recommends. ``session``
+        are hints about the session that a prompt belongs to, one for all or one for each. An answer that would not fit
+        in the context is shortened. ``use_tqdm`` shows a progress bar in a terminal. ``others`` are vLLM's other
+        arguments, as far as they ask for nothing.
 
         Raises: RequestError for a prompt or parameters that cannot run, before any of them does.
         """
         refuse_arguments(others)
-        return self._generate(texts_and_ids(prompts), sampling_params, use_tqdm)
+        return self._generate(many_parts(prompts), sampling_params, use_tqdm, session)
 
     def chat(
         self,
@@ -107,11 +113,14 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        session: Sessions = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Return one output for each conversation: a list of messages (OpenAI's shape), or a list of such lists.
 
         ``chat_template`` is Jinja source that replaces the model's own; ``chat_template_kwargs`` are its variables.
+        ``cache_salt`` is every conversation's; ``session`` are hints as for ``generate``.
         ``continue_final_message`` leaves the last message open, for the answer to go on with it; it takes
         ``add_generation_prompt=False``.
 
@@ -120,17 +129,18 @@ class LLM:
         refuse_arguments(others)
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         template = self._template(chat_template)
-        texts = [
-            template.render(
-                cast("Sequence[Message]", conversation),
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                extra=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
-        return self._generate([(text, None) for text in texts], sampling_params, use_tqdm, add_special_tokens=False)
+        how: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "extra": chat_template_kwargs,
+        }
+        prompts = []
+        for conversation in cast("Sequence[Sequence[Message]]", conversations):
+            text = template.render(conversation, **how)
+            seams = template.seams(conversation, text, **how) if self._limits.boundaries else ()
+            prompts.append(PromptParts(text, None, cache_salt, seams))
+        return self._generate(prompts, sampling_params, use_tqdm, session, add_special_tokens=False)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, add_special_tokens: bool = True
@@ -139,11 +149,11 @@ class LLM:
 
         Raises: RequestError at once if the prompt or the parameters cannot run.
         """
-        text, ids = text_and_ids(prompt, "prompt")
+        parts = prompt_parts(prompt, "prompt")
         params = self._params(sampling_params, 1)[0]
         if params.n != 1:
             raise RequestError(f"n={params.n}: a stream has one answer; n takes 1 here, generate takes more", "n")
-        request = self._request(text, ids, params, "prompt", add_special_tokens)
+        request = self._request(parts, params, None, "prompt", add_special_tokens)
         return self._deltas(request)
 
     def get_tokenizer(self) -> HFTokenizer:
@@ -174,15 +184,17 @@ class LLM:
 
     def _generate(
         self,
-        prompts: Sequence[tuple[str | None, Sequence[int] | None]],
+        prompts: Sequence[PromptParts],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        session: Sessions,
         add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         params = self._params(sampling_params, len(prompts))
+        hints = _one_each("session", session, len(prompts))
         requests = [
-            self._request(text, ids, chosen, f"prompts[{i}]", add_special_tokens)
-            for i, ((text, ids), chosen) in enumerate(zip(prompts, params))
+            self._request(parts, chosen, hint, f"prompts[{i}]", add_special_tokens)
+            for i, (parts, chosen, hint) in enumerate(zip(prompts, params, hints))
         ]
         groups = [spread(request) for request in requests]
         choices = [choice for group in groups for choice in group]
@@ -194,10 +206,10 @@ class LLM:
                 num_tokens = sum(len(delta.token_ids) for answer in answers for delta in answer.deltas)
                 bar.advance(num_tokens, len(finished) - before)
         outputs = []
-        for request, (text, _), group in zip(requests, prompts, groups):
+        for request, parts, group in zip(requests, prompts, groups):
             whole = [finished[choice.id] for choice in group]
             metrics = RequestMetrics.over([answer.metrics() for answer in whole])
-            outputs.append(request_output(request.id, text, [answer.processor for answer in whole], metrics))
+            outputs.append(request_output(request.id, parts.text, [answer.processor for answer in whole], metrics))
         return outputs
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
@@ -208,15 +220,15 @@ class LLM:
 
     def _request(
         self,
-        text: str | None,
-        ids: Sequence[int] | None,
+        parts: PromptParts,
         params: SamplingParams,
+        session: SessionHint | None,
         field: str,
         add_special_tokens: bool,
     ) -> Request:
         if self._closed:
             raise RuntimeError("this LLM is closed")
-        prompt: str | Sequence[int] = text if text is not None else ids if ids is not None else ()
+        prompt: str | Sequence[int] = parts.text if parts.text is not None else parts.ids or ()
         return prepare(
             self._tokenizer,
             prompt,
@@ -226,6 +238,9 @@ class LLM:
             add_special_tokens=add_special_tokens,
             clamp=True,
             field=field,
+            cache_salt=parts.cache_salt,
+            session=session,
+            seams=parts.seams,
         )
 
     def _params(
@@ -233,12 +248,7 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * num_prompts
-        if len(given) != num_prompts:
-            raise RequestError(
-                f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one for each",
-                "sampling_params",
-            )
-        return given
+        return _one_each("sampling_params", given, num_prompts)
 
     def _template(self, source: str | None) -> ChatTemplate:
         facts = self._tokenizer.facts
@@ -247,9 +257,20 @@ class LLM:
         return chat_template(facts.chat_templates, facts.template_tokens)
 
 
+def _one_each(name: str, given: Each | Sequence[Each], num_prompts: int) -> Sequence[Each]:
+    """Return what belongs to each prompt. Raises RequestError if there are more or fewer."""
+    if not isinstance(given, list | tuple):
+        return [cast("Each", given)] * num_prompts
+    if len(given) != num_prompts:
+        message = f"{name} has {len(given)} entries for {num_prompts} prompts; give one, or one for each"
+        raise RequestError(message, name)
+    return given
+
+
 def limits_of(resolved: Resolved) -> Limits:
     """Return what the requests of a deployment may ask for."""
-    return Limits(max_len=resolved.plan.max_len, vocab=resolved.spec.vocab)
+    plan = resolved.plan
+    return Limits(max_len=plan.max_len, vocab=resolved.spec.vocab, boundaries=plan.state.needs_checkpoints)
 
 
 def _build(resolved: Resolved, tokenizer: Tokenizer) -> tuple[StepEngine, Tokenizer, Limits]:

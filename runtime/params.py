@@ -106,6 +106,8 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
     """no other token is drawn"""
     truncate_prompt_tokens: int | None = None
     """keep only so many of the prompt's last tokens; -1: as many as the context holds beside the answer"""
+    skip_reading_prefix_cache: bool = False
+    """compute the whole prompt; others may still go on from it"""
     logits_processors: dict[str, dict[str, Any]] | None = None
     """installed processors by name (entry points of ``treadle.logits_processors``), each with its arguments"""
 

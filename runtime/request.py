@@ -12,6 +12,31 @@ from treadle.runtime.params import SamplingParams as SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MISS_REASONS = ("cold", "evicted", "below_granularity", "salt", "opted_out")
+"""why a token of a prompt was computed although the prefix cache is on: it was not known; it was, until its memory
+was needed; it is behind the last place that the cache can go on from; it is known under another salt; its request
+wants values that only computing gives"""
+
+
+MAX_SALT = 512
+"""characters of a salt, or of a session's name"""
+MAX_PIN_S = 3600.0
+
+
+class SessionHint(msgspec.Struct, kw_only=True, frozen=True):
+    """What a client knows about the next turn of its session. Hints: they change when an answer comes, never what.
+
+    A session's latest request speaks for it.
+    """
+
+    id: str
+    pin_s: float = 0.0
+    """seconds after the answer's end for which its state is to stay on the device"""
+    demote: bool = False
+    """after the answer's end its state may leave the device at once"""
+    prefetch: bool = False
+    """bring the state of the prompt to the device and generate nothing"""
+
 
 class Request(msgspec.Struct, kw_only=True, tag=True):
     """One prompt for the step loop, already token ids."""
@@ -33,6 +58,7 @@ class Request(msgspec.Struct, kw_only=True, tag=True):
     """where messages of the prompt end, in tokens: others may part from it there"""
     arrival_s: float = 0.0
     """seconds on the clock of time.monotonic, for queue time"""
+    session: SessionHint | None = None
 
 
 def spread(request: Request) -> list[Request]:
@@ -65,6 +91,26 @@ def check_choice(request: Request) -> None:
             " add another one, or leave min_tokens out",
             "allowed_token_ids",
         )
+
+
+def check_cache(request: Request) -> None:
+    """Raise RequestError if the salt or the hints of a request are none, or ask for opposites."""
+    salt, session = request.cache_salt, request.session
+    if salt is not None and (not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT):
+        raise RequestError(f"cache_salt takes a text of 1 to {MAX_SALT} characters", "cache_salt")
+    if session is None:
+        return
+    if not isinstance(session.id, str) or not 1 <= len(session.id) <= MAX_SALT:
+        raise RequestError(f"session_id takes a text of 1 to {MAX_SALT} characters", "session_id")
+    if not 0 <= session.pin_s <= MAX_PIN_S:
+        message = f"cache_hints.pin_s={session.pin_s} is outside [0, {MAX_PIN_S:g}]"
+        raise RequestError(message, "cache_hints.pin_s")
+    if session.demote and (session.pin_s or session.prefetch):
+        other = "pin_s" if session.pin_s else "prefetch"
+        raise RequestError(f"cache_hints.demote gives up what {other} asks for; leave one out", "cache_hints.demote")
+    if session.prefetch and (request.params.n != 1 or request.params.prompt_logprobs is not None):
+        field = "n" if request.params.n != 1 else "prompt_logprobs"
+        raise RequestError(f"cache_hints.prefetch computes nothing, so {field} has nothing to show", field)
 
 
 class Abort(msgspec.Struct, kw_only=True, tag=True):
@@ -102,12 +148,44 @@ class Output(msgspec.Struct, kw_only=True, tag=True):
     """the error is the request's own fault"""
     num_cached_tokens: int = 0
     """prompt tokens that came from the prefix cache"""
+    cached_tokens: dict[str, int] = {}
+    """where those were: ``device``, or the name of a tier; on the first output"""
+    missed_tokens: dict[str, int] = {}
+    """why the prompt's other tokens did not come from there (MISS_REASONS); on the first output"""
     queue_s: float | None = None
     """seconds between arrival and the first step, on the first output"""
 
 
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """bounds of the buckets in which Stats counts steps by their tokens"""
+
+
+class KindStats(msgspec.Struct, kw_only=True):
+    """Bytes of one kind of state on the device."""
+
+    item_bytes: int = 0
+    """of one page or block"""
+    planned_bytes: int = 0
+    """what the memory plan set aside for it; kinds lend each other what they do not use"""
+    used_bytes: int = 0
+    """held by requests"""
+    cached_bytes: int = 0
+    """held for later requests alone, and given away when memory is needed"""
+    free_bytes: int = 0
+    """of its slabs that nobody holds"""
+    available_bytes: int = 0
+    """what it could be given in all"""
+
+
+class Metric(msgspec.Struct, array_like=True):
+    """A number for monitoring."""
+
+    name: str
+    """without a prefix"""
+    doc: str
+    kind: Literal["counter", "gauge"]
+    value: float
+    labels: dict[str, str] = {}
 
 
 class Stats(msgspec.Struct, kw_only=True, tag=True):
@@ -129,3 +207,34 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     """steps of at most STEP_TOKENS[i] tokens and more than the bound before; one more for those beyond all"""
     finished: dict[str, int] = {}
     """finish reason -> requests"""
+    prefix_miss_tokens: dict[str, int] = {}
+    """why prompt tokens did not come from the prefix cache (MISS_REASONS)"""
+    external_query_tokens: int = 0
+    """prompt tokens that were not on the device and were looked for in the tiers"""
+    external_hit_tokens: int = 0
+    """those of them that came from there"""
+    preempted: dict[str, int] = {}
+    """preemptions by what became of the state: ``kept`` on the device, ``moved`` to a tier, ``recomputed``"""
+    recomputed_tokens: dict[str, int] = {}
+    """tokens computed once more, by cause: ``preemption``, ``evicted``, ``tier_lost``"""
+    state_kinds: dict[str, KindStats] = {}
+    arena_bytes: int = 0
+    """of the device, for state of every kind"""
+    free_slab_bytes: int = 0
+    """of the arena that no kind has"""
+    stranded_bytes: int = 0
+    """unused bytes that no request of any kind can be given"""
+    evacuated_bytes: int = 0
+    """moved on the device, since the start, so that another kind could have their slab"""
+    fragmentation: float = 0.0
+    """share of the unused bytes that only evacuation makes another kind's"""
+    checkpoints: int = 0
+    checkpoint_bytes: int = 0
+    """of the device that checkpoints hold"""
+    sessions_pinned: int = 0
+    pinned_bytes: int = 0
+    """of the device that pinned sessions hold"""
+    session_hints: dict[str, int] = {}
+    """hints that were followed: ``pin``, ``demote``, ``prefetch``"""
+    tiers: list[Metric] = []
+    """what the tiers below the device count"""

@@ -133,6 +133,11 @@ class Sequence:
         self.preemptions = 0
         self.num_cached = 0
         """prompt tokens found in the prefix tree at its first admission"""
+        self.cached_tokens: dict[str, int] = {}
+        """where those were: ``device``, or the name of a tier"""
+        self.missed_tokens: dict[str, int] = {}
+        """why the prompt's other tokens were not (MISS_REASONS)"""
+        self.session = request.session
         self.first_step_s: float | None = None
         self.reported = False
         """an output has been given"""
@@ -151,6 +156,8 @@ class Sequence:
     @property
     def readable(self) -> array[int]:
         """The tokens whose beginning may come from the prefix tree: not those whose logits are still wanted."""
+        if self.params.skip_reading_prefix_cache and not self.preemptions:
+            return self.tokens[:1]
         known = len(self.prompt_logprobs)
         scored = self.params.prompt_logprobs is None or known >= self.prompt_len - 1
         return self.tokens if scored else self.tokens[: known + 1]

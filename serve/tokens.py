@@ -50,7 +50,7 @@ class TokenizeRequest(Fields):
             chat_template_kwargs=self.chat_template_kwargs,
             documents=self.documents,
         )
-        return conversation.render(served)[1]
+        return conversation.render(served).text
 
 
 class DetokenizeRequest(Fields):

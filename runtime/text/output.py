@@ -67,6 +67,8 @@ class OutputProcessor:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_cached_tokens = 0
+        self.cached_tokens: dict[str, int] = {}
+        self.missed_tokens: dict[str, int] = {}
         self.queue_s: float | None = None
         self._pieces: list[str] = []
         self._tokenizer = tokenizer
@@ -90,6 +92,8 @@ class OutputProcessor:
         if self.finished:
             return Delta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        self.missed_tokens = output.missed_tokens or self.missed_tokens
         self.queue_s = output.queue_s if output.queue_s is not None else self.queue_s
         text, token_ids, stop = self._take(output)
         logprobs = None

@@ -6,12 +6,12 @@ import reprlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
 from treadle.runtime.processors import check_processors
-from treadle.runtime.request import Request, RequestError, SamplingParams, check_choice
+from treadle.runtime.request import Request, RequestError, SamplingParams, SessionHint, check_cache, check_choice
 from treadle.runtime.text.bad_words import bad_word_ids
 from treadle.runtime.text.tokenizer import Tokenizer
 
@@ -20,12 +20,24 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+class PromptParts(NamedTuple):
+    """A prompt: its text or its ids, and what else came with it."""
+
+    text: str | None
+    ids: Sequence[int] | None
+    cache_salt: str | None = None
+    seams: Sequence[int] = ()
+    """places in the text, in characters, where a later prompt may part from it"""
 
 
 SUSPECT_CHARS = 8
@@ -41,6 +53,8 @@ class Limits:
 
     max_len: int
     vocab: int
+    boundaries: bool = False
+    """whether the engine has a use for ``Request.boundaries``"""
 
 
 def prepare(
@@ -53,17 +67,21 @@ def prepare(
     add_special_tokens: bool = True,
     clamp: bool = False,
     field: str = "prompt",
+    cache_salt: str | None = None,
+    session: SessionHint | None = None,
+    seams: Sequence[int] = (),
 ) -> Request:
     """Return the request for ``prompt``, with ``max_tokens`` resolved; ``request.spread`` makes ``n`` of it.
 
     ``clamp`` shortens an answer that would not fit in the context instead of refusing it. ``field`` is what the caller
-    calls the prompt, for messages. Raises RequestError naming the field, its value and the limit.
+    calls the prompt, for messages. ``seams`` are character indices of a text where a later prompt may part from it.
+    Raises RequestError naming the field, its value and the limit.
     """
     params = params.typed()
     params.check(limits.vocab)
     check_processors(params.logits_processors)
     keep = _kept_tokens(params, limits)
-    ids = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field, keep)
+    ids, boundaries = _prompt_ids(tokenizer, prompt, limits, add_special_tokens, field, keep, seams)
     if not ids:
         raise RequestError(f"{field} is empty; it takes at least one token", field)
     room = limits.max_len - len(ids)
@@ -82,33 +100,39 @@ def prepare(
         params=params,
         eos_ids=eos_ids,
         bad_token_ids=bad_word_ids(tokenizer, params.bad_words, limits.vocab),
+        cache_salt=cache_salt,
+        boundaries=boundaries,
+        session=session,
         arrival_s=time.monotonic(),
     )
     check_choice(request)
+    check_cache(request)
     return request
 
 
-def texts_and_ids(prompts: Prompt | Sequence[Prompt]) -> list[tuple[str | None, Sequence[int] | None]]:
-    """Return each prompt, of one or of many, as its text or its ids; a list of ints is one prompt."""
+def many_parts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
+    """Return the parts of each prompt, of one or of many; a list of ints is one prompt."""
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [text_and_ids(prompts, "prompts[0]")]
-    return [text_and_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+        return [prompt_parts(prompts, "prompts[0]")]
+    return [prompt_parts(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
 
 
-def text_and_ids(prompt: Any, field: str) -> tuple[str | None, Sequence[int] | None]:
-    """Return a prompt in any form as its text or its ids. Raises RequestError naming ``field``."""
+def prompt_parts(prompt: Any, field: str) -> PromptParts:
+    """Return the parts of a prompt in any form. Raises RequestError naming ``field``."""
+    salt = None
     if isinstance(prompt, Mapping):
         keys = [key for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
         if not keys:
             raise RequestError(f"{field} has neither 'prompt' nor 'prompt_token_ids'", field)
         for key, value in prompt.items():
-            if key not in ("prompt_token_ids", "prompt") and value is not None and value != {}:
+            known = key in ("prompt_token_ids", "prompt", "cache_salt")
+            if not known and value is not None and value != {}:
                 raise RequestError(f"{field} holds {key!r}, which is not supported; it takes text or token ids", field)
-        prompt = prompt[keys[0]]
+        prompt, salt = prompt[keys[0]], prompt.get("cache_salt")
     if isinstance(prompt, str):
-        return prompt, None
+        return PromptParts(prompt, None, salt)
     if isinstance(prompt, Sequence):
-        return None, prompt
+        return PromptParts(None, prompt, salt)
     raise RequestError(f"{field} is a {type(prompt).__name__}, not text, token ids or a dict of either", field)
 
 
@@ -132,14 +156,16 @@ def _prompt_ids(
     add_special_tokens: bool,
     field: str,
     keep: int | None,
-) -> list[int]:
+    seams: Sequence[int],
+) -> tuple[list[int], tuple[int, ...]]:
+    """Return the ids of a prompt, and the token boundaries of ``seams`` inside it, ascending."""
     if isinstance(prompt, str):
-        encoded = _encode(tokenizer, prompt, limits, add_special_tokens, field, keep)
+        encoded, boundaries = _encode(tokenizer, prompt, limits, add_special_tokens, field, keep, seams)
         # Some vocabularies hold tokens that the model has no embedding for.
         if encoded and max(encoded) >= limits.vocab:
             token = tokenizer.token_text(max(encoded))
             raise RequestError(f"{field} holds {token!r}, a token that the model does not know", field)
-        return encoded
+        return encoded, boundaries
     prompt = prompt if keep is None else prompt[-keep:]
     if len(prompt) >= limits.max_len:
         raise _too_long(len(prompt), limits, field)
@@ -148,13 +174,19 @@ def _prompt_ids(
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < limits.vocab:
             found = reprlib.repr(token_id)
             raise RequestError(f"{field}[{i}]={found} is not a token id in [0, {limits.vocab})", field)
-    return ids
+    return ids, ()
 
 
 def _encode(
-    tokenizer: Tokenizer, text: str, limits: Limits, add_special_tokens: bool, field: str, keep: int | None
-) -> list[int]:
-    """Return the ids of ``text``, with work and memory bounded by the context and not by the text."""
+    tokenizer: Tokenizer,
+    text: str,
+    limits: Limits,
+    add_special_tokens: bool,
+    field: str,
+    keep: int | None,
+    seams: Sequence[int],
+) -> tuple[list[int], tuple[int, ...]]:
+    """Return ids and boundaries of ``text``, with work and memory bounded by the context and not by the text."""
 
     def encode(part: str) -> list[int]:
         return tokenizer.encode(part, add_special_tokens)
@@ -168,13 +200,14 @@ def _encode(
             if count > 2 * limits.max_len:
                 if keep is None:
                     raise _too_long(None, limits, field)
-                text = text[start:]
+                text, seams = text[start:], [seam - start for seam in seams if seam >= start]
                 break
-    ids = encode(text)
-    ids = ids if keep is None else ids[-keep:]
+    ids, boundaries = tokenizer.encode_at(text, seams, add_special_tokens) if seams else (encode(text), [])
+    left_out = 0 if keep is None else max(len(ids) - keep, 0)
+    ids = ids[left_out:]
     if len(ids) >= limits.max_len:
         raise _too_long(len(ids), limits, field)
-    return ids
+    return ids, tuple(sorted({at - left_out for at in boundaries if left_out < at < left_out + len(ids)}))
 
 
 def _too_long(count: int | None, limits: Limits, field: str) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from treadle.runtime.request import RequestError
 MAX_MESSAGES = 10_000
 END_MARK = "\ue000\ue001\ue000"
 """stands for the end of a content while it is rendered; characters of no language"""
+SEAM_MARK = "\ue000\ue002\ue000"
+"""stands for a place in a content in the same way"""
 
 
 class ChatTemplate:
@@ -66,6 +69,31 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is foreign code: whatever it raises is about these messages
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+
+    def seams(self, messages: Sequence[Mapping[str, Any]], text: str, **how: Any) -> list[int]:
+        """Return where in ``text`` a later prompt may part from it, as character indices, ascending.
+
+        That is where the words of the first message behind the system's and those of the last one begin, and where the
+        latter end. ``text`` is what ``render`` makes of these messages, ``how`` its other arguments. None are found
+        where the template looks into the words.
+        """
+        plain = plain_messages(messages)
+        last = len(plain) - 1
+        first = next((i for i, each in enumerate(plain) if each["role"] not in ("system", "developer")), last)
+        for i in {first, last} - {0}:
+            content = plain[i]["content"].lstrip()
+            blank = plain[i]["content"][: -len(content) or None]
+            plain[i] = {**plain[i], "content": blank + SEAM_MARK + content}
+        content = plain[last]["content"].rstrip()
+        blank = plain[last]["content"][len(content) :]
+        plain[last] = {**plain[last], "content": content + SEAM_MARK + blank}
+        try:
+            pieces = self.render(plain, **how).split(SEAM_MARK)
+        except RequestError:
+            return []
+        if "".join(pieces) != text:
+            return []
+        return list(itertools.accumulate(map(len, pieces[:-1])))
 
     def mentions(self, name: str) -> bool:
         """Whether the source of the template has this word, as a variable, key or text."""

@@ -73,6 +73,17 @@ class Tokenizer:
         ids: list[int] = self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_at(
+        self, text: str, places: Sequence[int], add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of ``text``, and for each character index in ``places`` the index of the token that holds it.
+
+        A place has none where no token comes from its character, such as the text's end; it is then left out.
+        """
+        found = self.core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        tokens = (found.char_to_token(place) for place in places)
+        return found.ids, [token for token in tokens if token is not None]
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; ids that no token has read as nothing."""
         skip: Collection[int] = self.special_ids if skip_special_tokens else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ async def stream(
     only_opening: bool = False,
     include_usage: bool = False,
     continuous_usage: bool = False,
+    cache_details: bool = False,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a response: one write for what a step added to an answer. Raises ApiError.
 
@@ -74,7 +76,7 @@ async def stream(
     def now() -> bytes | None:
         if not include_usage:
             return None
-        return orjson.dumps(usage(answers, only_opening)) if continuous_usage else b"null"
+        return orjson.dumps(usage(answers, only_opening, cache_details)) if continuous_usage else b"null"
 
     opened = [False] * len(answers)
     async for index, delta in _deltas(answers):
@@ -91,7 +93,7 @@ async def stream(
         if events:
             yield events
     if include_usage:
-        yield frame.event(b"", orjson.dumps(usage(answers, only_opening)))
+        yield frame.event(b"", orjson.dumps(usage(answers, only_opening, cache_details)))
     yield DONE
 
 
@@ -101,16 +103,28 @@ async def finish(answers: Sequence[Answer]) -> None:
         pass
 
 
-def usage(answers: Sequence[Shown], only_prompt: bool = False) -> dict[str, Any]:
-    """Return the token counts of a whole response; a prompt counts once however many answers it has."""
+def usage(answers: Sequence[Shown], only_prompt: bool = False, cache_details: bool = False) -> dict[str, Any]:
+    """Return the token counts of a whole response; a prompt counts once however many answers it has.
+
+    ``cache_details`` adds where cached tokens were, and why the others had to be computed.
+    """
     firsts = [answer for answer in answers if answer.request.choice == 0]
     prompt = sum(len(answer.request.prompt) for answer in firsts)
     completion = 0 if only_prompt else sum(len(answer.output.token_ids) for answer in answers)
+    details: dict[str, Any] = {"cached_tokens": sum(answer.output.num_cached_tokens for answer in firsts)}
+    if cache_details:
+        cached, missed = Counter[str](), Counter[str]()
+        for answer in firsts:
+            cached.update(answer.output.cached_tokens)
+            missed.update(answer.output.missed_tokens)
+        # Nobody learns what others with another salt have sent.
+        missed["cold"] += missed.pop("salt", 0)
+        details |= {"cached_tokens_details": dict(cached), "uncached_tokens_details": dict(+missed)}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(answer.output.num_cached_tokens for answer in firsts)},
+        "prompt_tokens_details": details,
     }
 
 

@@ -43,6 +43,7 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
             extra=style.first_fields,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
+            cache_details=body.return_cached_tokens_details,
         )
         return EventStream(events, answers, {"x-request-id": identity.shown})
     with service.closing(answers):
@@ -58,7 +59,7 @@ def chat_completion(
     content = Frame(served, "chat.completion", identity.response("chatcmpl"), created).fields | {
         "service_tier": None,
         "choices": [style.choice(i, answer) for i, answer in enumerate(answers)],
-        "usage": usage(answers),
+        "usage": usage(answers, cache_details=body.return_cached_tokens_details),
     }
     if body.prompt_logprobs is not None:
         content["prompt_logprobs"] = prompt_logprobs(answers[0].output.prompt_logprobs)
@@ -86,7 +87,7 @@ def chat_prompt(served: Served, body: ChatRequest, name: str, *, clamp: bool = F
         logprobs=body.logprob_count,
         prompt_logprobs=body.prompt_logprobs,
     )
-    last, text = body.conversation.render(served)
+    last, text, seams = body.conversation.render(served)
     # The template has written the special tokens, unless the client knows that it does not.
     request = prepare(
         served.tokenizer,
@@ -98,6 +99,9 @@ def chat_prompt(served: Served, body: ChatRequest, name: str, *, clamp: bool = F
         # The default is ours to shorten; what a client asked for is not.
         clamp=clamp or body.token_limit is None,
         field="messages",
+        cache_salt=body.cache_salt,
+        session=body.session,
+        seams=seams,
     )
     return ChatPrompt(request, str(last["content"]) if body.echo and last["role"] == "assistant" else "")
 

@@ -16,6 +16,7 @@ from treadle.runtime.request import Request, spread
 from treadle.runtime.text.output import Alternative, Delta, Logprobs
 from treadle.runtime.text.prompt import prepare
 from treadle.runtime.text.tokenizer import Tokenizer
+from treadle.serve.errors import ApiError
 from treadle.serve.events import EventStream, until_left
 from treadle.serve.openai.answers import Frame, Shown, finish, stream, usage, whole
 from treadle.serve.openai.body import read_body
@@ -48,6 +49,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
             only_opening=body.only_echo,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
+            cache_details=body.return_cached_tokens_details,
         )
         return EventStream(events, answers, {"x-request-id": identity.shown})
     with service.closing(answers):
@@ -62,7 +64,8 @@ def completion(
     style = _Style(served.tokenizer, body, answers)
     choices = [style.choice(i, answer) for i, answer in enumerate(answers)]
     fields = Frame(served, "text_completion", identity.response("cmpl"), created).fields
-    return fields | {"choices": choices, "usage": usage(answers, body.only_echo)}
+    counts = usage(answers, body.only_echo, body.return_cached_tokens_details)
+    return fields | {"choices": choices, "usage": counts}
 
 
 def completion_requests(served: Served, body: CompletionRequest, name: str, *, clamp: bool = False) -> list[Request]:
@@ -76,7 +79,10 @@ def completion_requests(served: Served, body: CompletionRequest, name: str, *, c
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprob_count,
     )
-    prompts = body.prompts
+    prompts, session = body.prompts, body.session
+    if session is not None and len(prompts) > 1:
+        message = f"{len(prompts)} prompts are no session, which is one conversation; send one prompt, or no session_id"
+        raise ApiError(400, message, param="session_id", code="invalid_value")
     return [
         prepare(
             served.tokenizer,
@@ -88,6 +94,8 @@ def completion_requests(served: Served, body: CompletionRequest, name: str, *, c
             # The default is ours to shorten; what a client asked for is not.
             clamp=clamp or body.max_tokens is None,
             field="prompt" if len(prompts) == 1 else f"prompt[{i}]",
+            cache_salt=body.cache_salt,
+            session=session,
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from treadle.runtime.request import SamplingParams
+from treadle.runtime.request import SamplingParams, SessionHint
 from treadle.serve.errors import ApiError
 from treadle.serve.openai.fields import Fields, check_known
 
@@ -27,11 +27,24 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
+class CacheHints(BaseModel):
+    """What the client knows of its session's next turn."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    pin_s: float = 0.0
+    """seconds after the answer's end for which the session's state is to stay on the device"""
+    demote: bool = False
+    """the session pauses: its state may leave the device once this answer ends"""
+    prefetch: bool = False
+    """bring the state of this prompt to the device; nothing is generated"""
+
+
 class GenerationFields(Fields):
     """Fields of both /v1/completions and /v1/chat/completions."""
 
     hints: ClassVar[frozenset[str]] = frozenset(
-        ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+        ("user", "metadata", "store", "safety_identifier", "prompt_cache_retention", "service_tier")
     )
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "response_format": ({"type": "text"},),
@@ -44,8 +57,6 @@ class GenerationFields(Fields):
         "use_beam_search": (False,),
         "length_penalty": (1,),
         "priority": (0,),
-        "cache_salt": (),
-        "session_id": (),
         "kv_transfer_params": ({},),
         "vllm_xargs": ({},),
         "mm_processor_kwargs": ({},),
@@ -80,6 +91,14 @@ class GenerationFields(Fields):
     return_tokens_as_token_ids: bool | None = None
     """tokens of log-probabilities are called token_id:5"""
     add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    """names the session where session_id does not"""
+    cache_hints: CacheHints | None = None
+    skip_reading_prefix_cache: bool | None = None
+    return_cached_tokens_details: bool = False
+    """usage says where cached tokens were, and why the others were not"""
     request_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -88,6 +107,10 @@ class GenerationFields(Fields):
     def refuse_unknown(cls, fields: Mapping[str, Any]) -> None:
         """Raise ApiError for the first field of a body that is unknown, or known and not supported."""
         super().refuse_unknown(fields)
+        hints = fields.get("cache_hints")
+        if isinstance(hints, Mapping):
+            for name in hints:
+                check_known(name, CacheHints.model_fields, "cache_hints.")
         options = fields.get("stream_options")
         if options is not None and not fields.get("stream"):
             message = "stream_options is only allowed with stream=true"
@@ -116,6 +139,18 @@ class GenerationFields(Fields):
     def continuous_usage(self) -> bool:
         """Whether every chunk of a stream has the usage so far."""
         return self.stream_options is not None and self.include_usage and self.stream_options.continuous_usage_stats
+
+    @property
+    def session(self) -> SessionHint | None:
+        """Return what is known of the session, None if it has no name. Raises ApiError."""
+        name, hints = self.session_id, self.cache_hints
+        name = self.prompt_cache_key if name is None else name
+        if hints is None:
+            return None if name is None else SessionHint(id=name)
+        if name is None:
+            message = "cache_hints are about a session; name it with session_id or prompt_cache_key"
+            raise ApiError(400, message, param="session_id", code="missing_required_parameter")
+        return SessionHint(id=name, pin_s=hints.pin_s, demote=hints.demote, prefetch=hints.prefetch)
 
     def sampling(
         self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None

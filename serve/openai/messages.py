@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
@@ -29,6 +29,16 @@ Messages = SkipValidation[Annotated[list[Message], Field(min_length=1, max_lengt
 """checked by ``check_messages``, off the event loop"""
 
 
+class Rendered(NamedTuple):
+    """Messages as the template wrote them."""
+
+    last: dict[str, Any]
+    """the last message"""
+    text: str
+    seams: list[int]
+    """places in the text where a later prompt may part from it, as far as the engine has a use for them"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
     """What a body says about its prompt: the messages as they came, and how the template is to write them."""
@@ -40,8 +50,8 @@ class Conversation:
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def render(self, served: Served) -> tuple[dict[str, Any], str]:
-        """Return the last message and the prompt's text. Raises ApiError, RequestError."""
+    def render(self, served: Served) -> Rendered:
+        """Return what the template makes of the messages. Raises ApiError, RequestError."""
         if self.chat_template is None:
             template = served.template()
         elif served.config.trust_chat_template:
@@ -50,14 +60,15 @@ class Conversation:
             message = "chat_template is code that runs in the server; serve.trust_chat_template=true would let it"
             raise ApiError(400, message, param="chat_template", code="unsupported_parameter")
         messages = check_messages(self.messages, keep_developer=template.mentions("developer"))
-        text = template.render(
-            messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            documents=self.documents,
-            extra=self.chat_template_kwargs,
-        )
-        return plain_messages(messages[-1:])[0], text
+        how: dict[str, Any] = {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "documents": self.documents,
+            "extra": self.chat_template_kwargs,
+        }
+        text = template.render(messages, **how)
+        seams = template.seams(messages, text, **how) if served.limits.boundaries else []
+        return Rendered(plain_messages(messages[-1:])[0], text, seams)
 
 
 def check_messages(entries: Any, *, keep_developer: bool = False) -> list[dict[str, Any]]:
