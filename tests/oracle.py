@@ -181,7 +181,9 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
             weight.copy_(noise * 0.2 + (name in ones))
         elif name in tables:
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
-            weight.copy_(noise * (0.03 if gemma else 0.1 if getattr(model.config, "tie_word_embeddings", False) else 0.5))
+            weight.copy_(
+                noise * (0.03 if gemma else 0.1 if getattr(model.config, "tie_word_embeddings", False) else 0.5)
+            )
         else:
             # experts stacked and stored transposed only change how large activations are
             weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else -1]))
