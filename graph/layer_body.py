@@ -89,5 +89,5 @@ def _write_branch(writer: LayerWriter, branch: Branch, x: Node, h: Node, path: s
 def _write_op(writer: LayerWriter, op: Op, x: Node, h: Node, path: str, name: str) -> Node:
     write = WRITERS.get(type(op))
     if write is None:
-        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are attention, mla, mlp and moe")
+        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet")
     return write(writer, op, x, h, path, name)
