@@ -47,6 +47,9 @@ EXPERTS = "experts"
 """How rows begin whose weights only some tokens visit."""
 
 
+CHOICE_BYTES = 64 << 20
+"""Scores that a sparse attention on a GPU holds at once while it chooses keys; it takes rows in blocks of so much."""
+
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
 on an H200: 225 against 700 TFLOP/s."""
@@ -240,13 +243,15 @@ def workspace_rows(
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
     widened = WIDENED_BYTES if quantize == "int8" else 0
     experts = experts_bytes(spec, max_step_tokens, item)
-    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened
+    choice = 2 * CHOICE_BYTES if any(isinstance(op, Mla) and op.index is not None for op in ops(spec)) else 0
+    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened + choice
     return [
         activations,
         *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
         MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
+        *([MemoryRow("workspace", "choice of keys", choice)] if choice else []),
         MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
 

@@ -13,7 +13,7 @@ from treadle.graph.build import BuildOptions, build
 from treadle.graph.ir import Graph
 from treadle.graph.spec import Attention, Embed, Head, Layer, Mlp, ModelSpec, Moe, Norm, QKNorm, RopeTable, Sub
 from treadle.graph.text import body_text
-from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr
+from treadle.graph.weights import Cast, Concat, HeadRows, Int8, Ints, Leaf, RopeRows, WeightExpr
 from treadle.kernels.linear_int8 import quantize_int8
 
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, DIM = 96, 64, 96, 4, 2, 16
@@ -120,6 +120,9 @@ def _evaluate(expr: WeightExpr) -> Tensor:
             return (weight if expr.what == "weight" else scale).view(expr.shape)
         case Cast():
             return _evaluate(expr.part).to(getattr(torch, expr.dtype))
+        case HeadRows():
+            rows = _evaluate(expr.part).unflatten(0, (expr.heads, -1))[:, expr.start : expr.start + expr.count]
+            return rows.transpose(1, 2).contiguous() if expr.turned else rows.contiguous()
         case RopeRows():
             dim, theta = expr.table.dim, expr.table.theta
             angles = torch.outer(torch.arange(expr.rows).float(), theta ** (-torch.arange(0, dim, 2).float() / dim))

@@ -2,7 +2,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import Pages, starts
+from latents import arguments, latents
+from pages import starts
 
 from treadle.kernels import registry
 from treadle.kernels.latent_attention import attend
@@ -10,34 +11,6 @@ from treadle.kernels.latent_attention import attend
 REFERENCE = registry.reference("paged_latent_attention").function
 CPP = registry.named("paged_latent_attention.cpp").function
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-def latents(lengths: list[int], k_dim: int, page_tokens: int, dtype: torch.dtype, seed: int = 0) -> Pages:
-    return Pages(lengths, 1, k_dim, 0, page_tokens, dtype, seed)
-
-
-def selection(pages: Pages, lengths: list[int], counts: list[int], choices: int, padding: int) -> torch.Tensor:
-    """Random keys of the past for each token, ascending, -1 behind them; some tokens choose none."""
-    rows = []
-    for length, count in zip(lengths, counts):
-        for position in range(length - count, length):
-            some = torch.randperm(max(position + 1, 0), generator=pages.random)[: choices - position % 3]
-            rows.append(torch.nn.functional.pad(some.sort().values, (0, choices - len(some)), value=-1))
-    rows += [torch.full((choices,), -1)] * padding
-    return torch.stack(rows).to(torch.int32) if rows else torch.zeros(0, choices, dtype=torch.int32)
-
-
-def arguments(
-    pages: Pages, lengths: list[int], counts: list[int], heads: int = 3, v_dim: int = 8, window: int = 0,
-    sinks: bool = False, padding: int = 0, choices: int = 0,
-) -> tuple[object, ...]:  # fmt: skip
-    rows = sum(counts) + padding
-    q = pages.randn(rows, heads * pages.k_dim + 8)[:, : heads * pages.k_dim].view(rows, heads, pages.k_dim)
-    select = selection(pages, lengths, counts, choices, padding) if choices else None
-    return (
-        q, pages.arena, pages.table, starts(counts), torch.tensor(lengths, dtype=torch.int32), pages.layer_offset,
-        pages.randn(heads) if sinks else None, pages.page_tokens, pages.k_dim**-0.5, v_dim, window, select,
-    )  # fmt: skip
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -70,8 +43,8 @@ def test_cpp_equals_the_reference(data: st.DataObject):
     pages = latents(lengths, k_dim, draw(1, 3, 16, 32), draw(*TOLERANCE), data.draw(st.integers(0, 99)))
     choices = 0 if any(count > length for count, length in zip(counts, lengths)) else draw(0, 0, 5, 70)
     args = arguments(
-        pages, lengths, counts, draw(1, 3, 5, 16, 100), draw(8, k_dim - 5, k_dim), 0 if choices else draw(0, 1, 17, 300),
-        draw(False, True), draw(0, 2), choices,
+        pages, lengths, counts, draw(1, 3, 5, 16, 100), draw(8, k_dim - 5, k_dim),
+        0 if choices else draw(0, 1, 17, 300), draw(False, True), draw(0, 2), choices,
     )  # fmt: skip
     close(CPP(*args), REFERENCE(*args))
 

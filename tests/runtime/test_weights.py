@@ -18,7 +18,7 @@ from treadle.graph.family import load_spec
 from treadle.graph.rope import rope_rows
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import RopeTable
-from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr, leaves
+from treadle.graph.weights import Cast, Concat, HeadRows, Int8, Ints, Leaf, RopeRows, WeightExpr, leaves
 from treadle.kernels.linear_int8 import quantize_int8
 from treadle.runtime.weights import load_weights
 
@@ -51,6 +51,18 @@ def test_leaf_is_the_tensor_of_the_file(checkpoint: Checkpoint) -> None:
     assert torch.equal(load(checkpoint, leaf(checkpoint, part("q"))), stored)
     half = load(checkpoint, leaf(checkpoint, part("q"), "bfloat16"))
     assert torch.equal(half, stored.bfloat16())
+
+
+def test_head_rows_are_a_part_of_every_head(checkpoint: Checkpoint) -> None:
+    whole = leaf(checkpoint, part("q"), "bfloat16")
+    heads = load(checkpoint, whole).view(4, 16, 64)
+    made = load(checkpoint, HeadRows(whole, 4, 3, 5))
+    assert torch.equal(made, heads[:, 3:8])
+    turned = load(checkpoint, HeadRows(whole, 4, 3, 5, turned=True))
+    assert torch.equal(turned, heads[:, 3:8].transpose(1, 2))
+    assert turned.is_contiguous()
+    assert HeadRows(whole, 4, 3, 5).key != HeadRows(whole, 4, 3, 5, turned=True).key
+    assert leaves(HeadRows(whole, 4, 3, 5)) == (whole,)
 
 
 def test_concat_joins_in_order(checkpoint: Checkpoint) -> None:

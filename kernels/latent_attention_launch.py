@@ -1,0 +1,201 @@
+"""Launches the kernels of paged_latent_attention on a GPU, in tiles that suit the step."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treadle.graph.footprint import PARTIAL_BYTES
+from treadle.graph.state import UNIT_BYTES
+from treadle.kernels import latent_attention_triton
+from treadle.kernels.cache_write import rows_contiguous
+from treadle.kernels.cache_write_triton import alignment
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+JOIN_ROWS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 2, 4, 4, 8
+"""How splits of tiles are joined: rows and splits at a time, warps, programs on a multiprocessor."""
+FIXED_ROWS = 16
+"""Rows of a tile where a row is to be computed alike in every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """How the kernel is launched."""
+
+    rows: int
+    """(query, head) rows a tile"""
+    block: int
+    """keys a block"""
+    warps: int
+    stages: int
+    occupancy: int = 1
+    """programs that run on a multiprocessor at a time"""
+    keys: int = 128
+    """keys that a split has at least; 0: no tile is split"""
+    waves: int = 2
+    """splits for each program that runs at a time: more are dealt out more evenly, and cost more to join"""
+
+
+def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: int) -> Tiles:
+    """Return the tiles for a step; ``width`` is that of a latent as padded for the matrix units.
+
+    A tile's sums fill the registers: 64 rows of 512 channels take half of those of a multiprocessor.
+    """
+    if item_bytes == 4:
+        return Tiles(rows=16, block=16, warps=8, stages=1)
+    together = heads if tokens <= sequences else 64
+    rows = min(max(16, int(triton.next_power_of_2(together))), 64)
+    if width > 512:
+        return Tiles(rows=min(rows, 32), block=32, warps=8, stages=1)
+    if rows <= 32:
+        return Tiles(rows=rows, block=32, warps=4, stages=3, occupancy=2 if width <= 256 else 1)
+    return Tiles(rows=rows, block=32, warps=8, stages=3)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    # The interpreter runs programs one after the other: few, so that they take turns.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+def paged_latent_attention(
+    q: Tensor,
+    arena: Tensor,
+    page_table: Tensor,
+    q_starts: Tensor,
+    kv_lens: Tensor,
+    layer_offset: Tensor,
+    sinks: Tensor | None,
+    page_tokens: int,
+    scale: float,
+    v_dim: int,
+    window: int = 0,
+    select: Tensor | None = None,
+    *,
+    pdl: bool = False,
+    invariant: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Return ``paged_latent_attention``'s result; ``tiles`` replace those that would be chosen.
+
+    ``invariant``: a row's result depends on no other row. Shapes: as the reference.
+    """
+    assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
+    assert layer_offset.dtype is torch.int64
+    assert select is None or (select.dtype is torch.int32 and select.stride(1) == 1)
+    q = rows_contiguous(q)
+    tokens, heads, k_dim = q.shape
+    sequences, item = kv_lens.shape[0], q.element_size()
+    out = torch.empty((tokens, heads, v_dim), dtype=q.dtype, device=q.device)
+    if tokens == 0:
+        return out
+    block_c = padded(v_dim)
+    if tiles is None:
+        tiles = tiles_for(heads, tokens, sequences, block_c, item)
+    if invariant:
+        tiles = Tiles(rows=FIXED_ROWS, block=16 if item == 4 else 32, warps=tiles.warps, stages=tiles.stages, keys=0)
+    choices = 0 if select is None else select.shape[1]
+    reach = choices or page_table.shape[1] * page_tokens
+    plan = _plan(tiles, tokens, sequences, heads, v_dim, window, reach, select is not None, _processors(q.device))
+    partial = torch.empty(plan.splits * tiles.rows * v_dim, dtype=torch.float32, device=q.device)
+    stats = torch.empty(plan.splits * tiles.rows * 2, dtype=torch.float32, device=q.device)
+    extra = q if sinks is None else sinks
+    shared: dict[str, Any] = {
+        "HEADS": heads,
+        "V_DIM": v_dim,
+        "BLOCK_C": block_c,
+        "BLOCK_M": tiles.rows,
+        "WINDOW": window,
+        "SELECT": select is not None,
+        "HAS_SINKS": sinks is not None,
+        "PDL": pdl,
+        **({"launch_pdl": True} if pdl else {}),
+    }
+    counts = (choices, plan.splits, tiles.keys, tokens, sequences)
+    latent_attention_triton.attend[(plan.programs,)](
+        q,
+        out,
+        partial,
+        stats,
+        arena.view(q.dtype),
+        page_table,
+        q_starts,
+        kv_lens,
+        layer_offset,
+        extra,
+        q_starts if select is None else select,
+        *counts,
+        q.stride(0),
+        page_table.stride(0),
+        0 if select is None else select.stride(0),
+        scale,
+        SPLIT=plan.splits > 0,
+        K_DIM=k_dim,
+        BLOCK_R=padded(k_dim - v_dim),
+        BLOCK_N=tiles.block,
+        PAGE=page_tokens,
+        UNIT=UNIT_BYTES // item,
+        ALIGNMENT=alignment(item, page_tokens, k_dim),
+        FIXED=invariant,
+        # The interpreter's bfloat16 arithmetic is wrong.
+        COMPUTE=tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **shared,
+    )
+    if plan.splits:
+        latent_attention_triton.join[(plan.joins,)](
+            partial,
+            stats,
+            out,
+            q_starts,
+            kv_lens,
+            extra,
+            *counts,
+            ROWS=JOIN_ROWS,
+            SPLITS=JOIN_SPLITS,
+            num_warps=JOIN_WARPS,
+            **shared,
+        )
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    programs: int
+    splits: int
+    """the most splits of tiles that are split; 0: none is"""
+    joins: int
+    """programs that join them"""
+
+
+def _plan(
+    tiles: Tiles, tokens: int, sequences: int, heads: int, v_dim: int, window: int, reach: int, select: bool,
+    processors: int,
+) -> _Plan:  # fmt: skip
+    """Return how the work of a step is dealt out, from shapes alone: a tile sweeps over at most ``reach`` keys."""
+    if window:
+        reach = min(reach, window + tiles.rows // heads + 1)
+    if select:
+        most = tokens * triton.cdiv(heads, tiles.rows)
+    else:
+        most = tokens * heads // tiles.rows + sequences + 1
+    slots = processors * tiles.occupancy
+    splits = 0
+    if tiles.keys and reach >= 2 * tiles.keys:
+        room = PARTIAL_BYTES // (tiles.rows * (v_dim + 2) * 4)
+        splits = min(slots * tiles.waves, room, most * (reach // tiles.keys))
+    programs = min(slots, most * max(reach // tiles.keys, 1) if splits else most)
+    joins = min(processors * JOIN_OCCUPANCY, splits * tiles.rows // JOIN_ROWS)
+    return _Plan(programs=programs, splits=splits, joins=joins)
+
+
+def padded(dim: int) -> int:
+    """Return channels as the matrix units take them: a power of two."""
+    return max(16, int(triton.next_power_of_2(dim)))
