@@ -18,7 +18,6 @@ from treadle.kernels import registry
 from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
 
-
 UNSERVED = frozenset(
     {"paged_relative_attention", "paged_compressed_attention", "decay_scan", "rglru", "token_shift", "wkv"}
 )

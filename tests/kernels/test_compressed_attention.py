@@ -33,9 +33,7 @@ def run(q: Tensor, rows: Tensor, rest: list[object], cuts: list[int], topk: int)
             torch.tensor([0, count], dtype=torch.int32), torch.tensor([start + count], dtype=torch.int32),
         )  # fmt: skip
         chosen = (index_q[at], weights[at]) if topk else (None, None)
-        made.append(
-            torch.ops.treadle.compressed_attention(q[at], rows[at], kv, *steps, *rest[:4], *chosen, *rest[4:])
-        )
+        made.append(torch.ops.treadle.compressed_attention(q[at], rows[at], kv, *steps, *rest[:4], *chosen, *rest[4:]))
         start += count
     return torch.cat(made)
 

@@ -145,6 +145,7 @@ def tokens_arguments(tokens: int) -> dict[str, tuple[object, ...]]:
         "rope": (heads, ids, torch.randn(9, 6), "interleaved", "tail"),
         "linear_int8": (x, codes, scale, None, 4),
         "embed_int8": (ids, codes, scale, torch.bfloat16, 4, 2.5),
+        "head_linear": (heads, torch.randn(2, 5, 8)),
         "glu": (x, x, "silu", 0.5),
         "hash_route": (x, ids, torch.tensor([[1, 3]] * 5).int(), "sigmoid", True, 0.1),
         "hyper_open": (x, 3),
