@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.fx import Node
 
+from treadle.conf.errors import nearest
 from treadle.graph.attention_body import write_attention
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.mla_body import write_mla
@@ -23,7 +24,7 @@ WRITERS: dict[type[Any], Callable[..., Node]] = {
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""
 
-_LATER = ("tap", "source", "hold", "add", "post_conv", "snapshot")
+_LATER = ("post_conv", "snapshot")
 
 
 def write_layer(writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_path: str) -> dict[str, Node]:
@@ -31,18 +32,30 @@ def write_layer(writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_
     hidden = writer.model.spec.hidden
     x = writer.stream("x", hidden)
     h = writer.stream("h", hidden)
+    values: dict[str, Node] = {}
     for index, sub in enumerate(layer.subs):
         path = f"layers.{layer.index}.{sub.name}"
-        if index:
+        if sub.source is not None:
+            h = _value(values, sub.source, f"{path}.from")
+        elif index:
             h = writer.norm(sub.pre, x, f"{path}.pre", f"{sub.name}_pre")
         elif sub.pre is None:
             h = x
-        x = _write_sub(writer, sub, x, h, path)
+        if sub.tap is not None:
+            values[sub.tap] = h
+        x = _write_sub(writer, sub, x, h, path, values)
     return {"x": x, "h": writer.norm(next_norm, x, next_path, "next_norm"), **writer.passed_on}
 
 
-def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str) -> Node:
-    """Return the residual stream behind a sublayer."""
+def _value(values: Mapping[str, Node], name: str, where: str) -> Node:
+    """Return what an earlier sublayer of the layer kept under ``name``."""
+    if name not in values:
+        raise SpecError("no sublayer before keeps that", key=where, value=name, nearest=nearest(name, values))
+    return values[name]
+
+
+def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str, values: dict[str, Node]) -> Node:
+    """Return the residual stream behind a sublayer; one that is held leaves it as it was."""
     refuse(path, {name: getattr(sub, name) for name in _LATER})
     if sub.input != "hidden":
         raise SpecError(f"{path}: input = {sub.input!r} has no kernels yet")
@@ -50,6 +63,11 @@ def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str) -> No
     name = f"{sub.name}_residual"
     if sub.op is not None:
         y = writer.norm(sub.post, _write_op(writer, sub.op, x, h, path, sub.name), f"{path}.post", f"{sub.name}_post")
+        if sub.hold is not None:
+            values[sub.hold] = y
+            return x
+        if sub.add is not None:
+            y = writer.op("add", y, _value(values, sub.add, f"{path}.add"), label=f"{sub.name}_added")
         x = writer.op("add", kept, y, sub.skip_scale, sub.out_scale, label=name)
     elif sub.post is None:
         x = _add_branches(writer, sub, kept, (x, h), path, sub.skip_scale, sub.out_scale)

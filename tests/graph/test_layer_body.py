@@ -70,8 +70,27 @@ def test_the_residual_may_be_the_normed_input_and_be_normed_itself() -> None:
     assert any(line.startswith("next_norm = op.norm(two_post_residual") for line in written)
 
 
+def test_what_a_sublayer_reads_and_gives_may_be_kept_for_later_ones() -> None:
+    written = body(
+        Sub(name="one", pre=NORM, op=MLP, tap="middle"),
+        Sub(name="two", op=MLP, source="middle", hold="aside"),
+        Sub(name="three", pre=NORM, op=MLP, add="aside"),
+    )
+    reads = {
+        line.split(" = ")[0]: line.partition("(")[2].split(",")[0] for line in written if "_up = op.linear" in line
+    }
+    assert reads == {"one_up": "h", "two_up": "h", "three_up": "three_pre"}
+    assert sums(written) == [
+        "one_residual = op.add(x, one_down, 1.0, 1.0)",
+        "three_added = op.add(three_down, two_down, 1.0, 1.0)",
+        "three_residual = op.add(one_residual, three_added, 1.0, 1.0)",
+    ]
+    with pytest.raises(SpecError, match=r"layers\.0\.two\.from=midle: no sublayer before keeps that.*mean middle"):
+        body(Sub(name="one", pre=NORM, op=MLP, tap="middle"), Sub(name="two", op=MLP, source="midle"))
+
+
 def test_what_has_no_kernel_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"layers\.0\.one: tap = 'x' has no kernels yet"):
-        body(Sub(name="one", pre=NORM, op=MLP, tap="x"))
+    with pytest.raises(SpecError, match=r"layers\.0\.one: post_conv = True has no kernels yet"):
+        body(Sub(name="one", pre=NORM, op=MLP, post_conv=True))
     with pytest.raises(SpecError, match=r"layers\.0\.one: op mamba1 has no kernels yet"):
         body(Sub(name="one", pre=NORM, op=Mamba1(state=2, dt_rank=HIDDEN)))
