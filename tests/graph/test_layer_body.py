@@ -82,7 +82,7 @@ def test_what_a_sublayer_reads_and_gives_may_be_kept_for_later_ones() -> None:
     assert reads == {"one_up": "h", "two_up": "h", "three_up": "three_pre"}
     assert sums(written) == [
         "one_residual = op.add(x, one_down, 1.0, 1.0)",
-        "three_added = op.add(three_down, two_down, 1.0, 1.0)",
+        "three_added = op.add(three_down, two_down)",
         "three_residual = op.add(one_residual, three_added, 1.0, 1.0)",
     ]
     with pytest.raises(SpecError, match=r"layers\.0\.two\.from=midle: no sublayer before keeps that.*mean middle"):
