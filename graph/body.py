@@ -76,9 +76,9 @@ class BodyWriter:
         parts = self.call(torch.ops.aten.split_with_sizes.default, x, list(sizes), -1, label=f"{label}_parts")
         return [self.item(parts, index, f"{label}_part{index}") for index in range(len(sizes))]
 
-    def join(self, parts: Sequence[Node], label: str) -> Node:
-        """Append the concatenation along the last dim."""
-        return self.call(torch.ops.aten.cat.default, list(parts), -1, label=label)
+    def join(self, parts: Sequence[Node], label: str, dim: int = -1) -> Node:
+        """Append the concatenation along ``dim``."""
+        return self.call(torch.ops.aten.cat.default, list(parts), dim, label=label)
 
     def item(self, x: Node, index: int, label: str) -> Node:
         """Append the choice of one result of a call that returns several."""

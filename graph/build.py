@@ -14,8 +14,9 @@ from torch.fx import Node
 
 from treadle.graph.ir import Body, Call, Graph, Level
 from treadle.graph.layer_body import write_layer
-from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext, TensorLike, refuse
-from treadle.graph.spec import Layer, ModelSpec, SpecError
+from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext, TensorLike
+from treadle.graph.residual_body import flow_of, open_flow, snapshots_before
+from treadle.graph.spec import Layer, ModelSpec, PerLayerInput, SpecError
 from treadle.graph.weights import SineRows
 
 __all__ = ["BuildOptions", "TensorLike", "build"]
@@ -26,9 +27,6 @@ def build(spec: ModelSpec, tensors: Mapping[str, TensorLike], options: BuildOpti
 
     Raises: SpecError naming the layer and field, for a primitive that has no op yet.
     """
-    kind = spec.residual.kind
-    refuse("residual", {"kind": kind if kind != "add" else None})
-    refuse("layers", {"scalar": spec.layer_scalar, "per_layer_input": spec.per_layer_input})
     return _ModelBuilder(ModelContext(spec, tensors, options)).build()
 
 
@@ -37,6 +35,8 @@ class _ModelBuilder:
 
     def __init__(self, context: ModelContext) -> None:
         self.context, self.spec = context, context.spec
+        self._normed = context.spec.residual.kind == "add"
+        """bodies end behind the norm that the next one opens with"""
         self.bodies: dict[str, Body] = {}
         self._by_key: dict[object, str] = {}
 
@@ -60,9 +60,23 @@ class _ModelBuilder:
             x = writer.linear(x, "embed.project", "embed_project")
         x = self._positions(writer, x)
         x = writer.norm(embed.norm, x, "embed.norm", "embed_norm")
-        h = writer.norm(first.subs[0].pre, x, f"layers.{first.index}.{first.subs[0].name}.pre", "next_norm")
-        self.bodies["embed"] = writer.finish("embed", {"x": x, "h": h})
+        outputs = open_flow(writer, x)
+        if self._normed:
+            first_path = f"layers.{first.index}.{first.subs[0].name}.pre"
+            outputs["h"] = writer.norm(first.subs[0].pre, x, first_path, "next_norm")
+        if self.spec.per_layer_input is not None:
+            outputs["per_layer"] = self._per_layer(writer, x, self.spec.per_layer_input)
+        self.bodies["embed"] = writer.finish("embed", outputs)
         return Call(body="embed", layer=None, weights=writer.bound)
+
+    def _per_layer(self, writer: LayerWriter, x: Node, given: PerLayerInput) -> Node:
+        """Return what every layer reads beside the stream: [T, layers, dim]."""
+        shape = (-1, len(self.spec.layers), given.dim)
+        table = writer.weight("ple.embed", "ple_embed")
+        token = writer.op("embed", writer.step("token_ids"), table, given.dim**0.5, label="ple_token")
+        made = writer.affine(writer.linear(x, "ple.proj", "ple_proj"), scale=self.spec.hidden**-0.5, label="ple_scaled")
+        made = writer.norm(given.norm, writer.view(made, shape, "ple_rows"), "ple.norm", "ple_norm")
+        return writer.op("add", made, writer.view(token, shape, "ple_tokens"), 0.5**0.5, 0.5**0.5, label="per_layer")
 
     def _positions(self, writer: LayerWriter, x: Node) -> Node:
         """Return x with the vectors of its positions, where the model has them."""
@@ -90,10 +104,13 @@ class _ModelBuilder:
         prefix = f"layers.{layer.index}."
         tensors = self.context.tensors
         present = {name.removeprefix(prefix): t.shape for name, t in tensors.items() if name.startswith(prefix)}
-        key = (msgspec.json.encode(layer.subs), msgspec.json.encode(next_norm), tuple(sorted(present.items())))
+        snapshots = snapshots_before(self.spec, layer)
+        key = (
+            msgspec.json.encode(layer.subs), msgspec.json.encode(next_norm), tuple(sorted(present.items())), snapshots
+        )  # fmt: skip
         known = self._by_key.get(key)
         writer = LayerWriter(self.context)
-        outputs = write_layer(writer, layer, next_norm, next_path)
+        outputs = write_layer(writer, layer, next_norm, next_path, snapshots)
         if known is None:
             known = self._by_key[key] = f"layer{len(self._by_key)}"
             self.bodies[known] = writer.finish(known, outputs)
@@ -102,8 +119,13 @@ class _ModelBuilder:
     def _head(self) -> Call:
         head = self.spec.head
         writer = LayerWriter(self.context)
-        h = writer.stream("h", self.spec.hidden)
-        rows = writer.choose(h, 0, writer.step("logit_rows"), "rows")
+        wanted = writer.step("logit_rows")
+        if self._normed:
+            rows = writer.choose(writer.stream("h", self.spec.hidden), 0, wanted, "rows")
+        else:
+            flow = flow_of(writer, snapshots_before(self.spec, None))
+            flow.choose(wanted)
+            rows = writer.norm(self.spec.final_norm, flow.close(), "final_norm", "final_norm")
         rows = writer.affine(rows, scale=head.in_scale, label="head_in")
         if self.spec.embed.width:
             rows = writer.linear(rows, "head.project", "head_project")

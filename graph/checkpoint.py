@@ -16,7 +16,7 @@ from treadle.conf.errors import ConfigError
 from treadle.graph.expected import Expected, expected
 from treadle.graph.gguf_types import BLOCK_NAMES
 from treadle.graph.mxfp4 import BLOCK, dequantize_mxfp4, scales_name, unpacked_shape
-from treadle.graph.source import PACKED, READABLE, Source
+from treadle.graph.source import NUMBERS, PACKED, READABLE, Source
 from treadle.graph.spec import ModelSpec, Rule
 
 if TYPE_CHECKING:
@@ -192,9 +192,10 @@ class Checkpoint:
             problems.append(_listed("shapes that do not fit", wrong, shown=3))
         unreadable = [
             f"{piece.tensor} is {dtype}"
-            for recipe in self._recipes.values()
+            for name, recipe in self._recipes.items()
             for piece in recipe.pieces.values()
-            if (dtype := self.source.tensors[piece.tensor].dtype) not in READABLE
+            if (dtype := self.source.tensors[piece.tensor].dtype)
+            not in (NUMBERS if wanted[name].kind == "ids" else READABLE)
             and dtype not in BLOCK_NAMES
             and not piece.rule.quant
         ]
@@ -260,9 +261,7 @@ def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[s
     if rule.t:
         shape = _transposed(shape)
     if rule.reshape is not None:
-        if math.prod(rule.reshape) != math.prod(shape):
-            raise ValueError(f"cannot become {list(rule.reshape)}")
-        shape = rule.reshape
+        shape = _reshaped(shape, rule.reshape)
     if rule.gsplit is None:
         assert rule.to is not None
         return [(rule.to, _Piece(tensor, rule, _transposed(shape) if rule.post_t else shape))]
@@ -277,6 +276,15 @@ def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[s
             made = (*shape[: split.dim], sizes[part] * split.groups, *shape[split.dim + 1 :])
             result.append((target, _Piece(tensor, rule, _transposed(made) if rule.post_t else made, sizes, part)))
     return result
+
+
+def _reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Return ``wanted``, in which one -1 stands for what is left. Raises ValueError if sizes do not allow it."""
+    total, known = math.prod(shape), math.prod(size for size in wanted if size != -1)
+    open_sizes = wanted.count(-1)
+    if known < 1 or open_sizes > 1 or total % known or (total != known and not open_sizes):
+        raise ValueError(f"cannot become {list(wanted)}")
+    return tuple(total // known if size == -1 else size for size in wanted)
 
 
 def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:

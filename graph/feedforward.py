@@ -13,7 +13,7 @@ class Feedforward(Data, frozen=True, kw_only=True):
     gated: bool = True
     act: Literal[Activation, "xielu", "swiglu_oai", "situ"] = "silu"
     """xielu has learned parameters, in dense feed-forwards without a gate; swiglu_oai (alpha, limit) and situ (beta,
-    linear_beta) are functions of gate and up, for experts only"""
+    linear_beta) are functions of gate and up"""
     intermediate: Count = 0
     """channels of gate and up; 0: taken from the tensors"""
     bias: bool = False
@@ -27,6 +27,7 @@ class Feedforward(Data, frozen=True, kw_only=True):
     inner_norm: Norm | None = None
     sparsity: Magnitude = 0.0
     learned_scale: bool = False
+    """dense only: the result is multiplied by a learned number ``global_scale``"""
 
 
 class Mlp(Feedforward, frozen=True, kw_only=True, tag_field="op", tag="mlp"):
@@ -66,9 +67,11 @@ class Router(Data, frozen=True, kw_only=True):
     """of the router alone, with weight ``in_scale`` and a factor of 1 / sqrt(channels)"""
     per_expert_scale: bool = False
     hash: bool = False
-    """experts by a table of token ids"""
+    """experts by a table of token ids, weight ``hash`` [vocab, top_k]"""
     always: Count = 0
     """experts behind the chosen ones that every token visits; weights always_gate, always_up, always_down"""
+    learned_scale: bool = False
+    """weights are multiplied by a learned number ``router_scale``"""
     sparsemixer: Magnitude = 0.0
     """the jitter of the sparse mixer, instead of score"""
 

@@ -9,74 +9,143 @@ from torch.fx import Node
 
 from treadle.conf.errors import nearest
 from treadle.graph.attention_body import write_attention
+from treadle.graph.conv_body import write_short_conv
+from treadle.graph.csa_body import write_csa
+from treadle.graph.delta_body import write_delta
+from treadle.graph.layer_state import Weights, kept_behind
 from treadle.graph.layer_writer import LayerWriter, refuse
+from treadle.graph.mamba_body import write_mamba1, write_mamba2
 from treadle.graph.mla_body import write_mla
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
-from treadle.graph.spec import Attention, Branch, Layer, Mla, Mlp, Moe, Norm, Op, SpecError, Sub
+from treadle.graph.residual_body import Flow, SumFlow, flow_of
+from treadle.graph.scan_body import write_decay_attention, write_rglru, write_rwkv4
+from treadle.graph.spec import (
+    Attention,
+    Branch,
+    Csa,
+    DecayAttention,
+    Delta,
+    Layer,
+    Mamba1,
+    Mamba2,
+    Mla,
+    Mlp,
+    Moe,
+    Norm,
+    Op,
+    Rglru,
+    Rwkv4,
+    ShortConv,
+    SpecError,
+    Sub,
+)
+from treadle.graph.weights import Ints
 
 WRITERS: dict[type[Any], Callable[..., Node]] = {
     Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
     Mla: lambda writer, op, _, h, path, name: write_mla(writer, op, h, path, name),
     Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
     Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
+    Delta: lambda writer, op, _, h, path, name: write_delta(writer, op, h, path, name),
+    Mamba2: lambda writer, op, _, h, path, name: write_mamba2(writer, op, h, path, name),
+    Mamba1: lambda writer, op, _, h, path, name: write_mamba1(writer, op, h, path, name),
+    ShortConv: lambda writer, op, _, h, path, name: write_short_conv(writer, op, h, path, name),
+    Csa: lambda writer, op, _, h, path, name: write_csa(writer, op, h, path, name),
+    DecayAttention: lambda writer, op, _, h, path, name: write_decay_attention(writer, op, h, path, name),
+    Rglru: lambda writer, op, _, h, path, name: write_rglru(writer, op, h, path, name),
+    Rwkv4: lambda writer, op, _, h, path, name: write_rwkv4(writer, op, h, path, name),
 }
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""
 
-_LATER = ("post_conv", "snapshot")
 
+def write_layer(
+    writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_path: str, snapshots: int = 0
+) -> dict[str, Node]:
+    """Write (x, h) -> (x, h): h is x as normed for this layer, then for what follows it.
 
-def write_layer(writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_path: str) -> dict[str, Node]:
-    """Write (x, h) -> (x, h): h is x as normed for this layer, then for what follows it."""
-    hidden = writer.model.spec.hidden
-    x = writer.stream("x", hidden)
-    h = writer.stream("h", hidden)
+    With other residual topologies than one sum, what flows -> what flows: graph.residual_body.
+    """
+    spec = writer.model.spec
+    flow = flow_of(writer, snapshots)
     values: dict[str, Node] = {}
+    ready = writer.stream("h", spec.hidden) if isinstance(flow, SumFlow) else None
     for index, sub in enumerate(layer.subs):
         path = f"layers.{layer.index}.{sub.name}"
-        if sub.source is not None:
-            h = _value(values, sub.source, f"{path}.from")
-        elif index:
-            h = writer.norm(sub.pre, x, f"{path}.pre", f"{sub.name}_pre")
-        elif sub.pre is None:
-            h = x
-        if sub.tap is not None:
-            values[sub.tap] = h
-        x = _write_sub(writer, sub, x, h, path, values)
-    return {"x": x, "h": writer.norm(next_norm, x, next_path, "next_norm"), **writer.passed_on}
+        h = _input(writer, flow, sub, path, values, ready if index == 0 and sub.pre is not None else None)
+        _write_sub(writer, flow, sub, h, path, values)
+    if isinstance(flow, SumFlow):
+        flow.x = _behind(writer, flow.x, layer.index)
+        return {**flow.outputs(), "h": writer.norm(next_norm, flow.x, next_path, "next_norm"), **writer.passed_on}
+    refuse(f"residual.kind = {spec.residual.kind}", {"per_layer_input": spec.per_layer_input})
+    refuse(f"residual.kind = {spec.residual.kind}", {"layers.scalar": spec.layer_scalar})
+    return {**flow.outputs(), **writer.passed_on}
+
+
+def _input(
+    writer: LayerWriter, flow: Flow, sub: Sub, path: str, values: Mapping[str, Node], ready: Node | None
+) -> Node:
+    """Return what a sublayer's op reads: a tap, or the residual stream behind its norm."""
+    if sub.input != "hidden":
+        raise SpecError(f"{path}: input = {sub.input!r} has no kernels yet")
+    if sub.source is not None:
+        return _value(values, sub.source, f"{path}.from")
+    if ready is not None:
+        return ready
+    return writer.norm(sub.pre, flow.read(sub, path), f"{path}.pre", f"{sub.name}_pre")
 
 
 def _value(values: Mapping[str, Node], name: str, where: str) -> Node:
-    """Return what an earlier sublayer of the layer kept under ``name``."""
+    """Return what an earlier sublayer left under ``name``. Raises: SpecError naming the nearest."""
     if name not in values:
-        raise SpecError("no sublayer before keeps that", key=where, value=name, nearest=nearest(name, values))
+        raise SpecError("no sublayer before taps or holds this", key=where, value=name, nearest=nearest(name, values))
     return values[name]
 
 
-def _write_sub(writer: LayerWriter, sub: Sub, x: Node, h: Node, path: str, values: dict[str, Node]) -> Node:
-    """Return the residual stream behind a sublayer; one that is held leaves it as it was."""
-    refuse(path, {name: getattr(sub, name) for name in _LATER})
-    if sub.input != "hidden":
-        raise SpecError(f"{path}: input = {sub.input!r} has no kernels yet")
-    kept = h if sub.residual_from == "normed" else x
-    name = f"{sub.name}_residual"
+def _write_sub(writer: LayerWriter, flow: Flow, sub: Sub, h: Node, path: str, values: dict[str, Node]) -> None:
+    """Write a sublayer: its result goes to what flows, or is held for a later one."""
+    if sub.tap is not None:
+        values[sub.tap] = h
+    plain = sub.post is None and sub.hold is None and sub.add is None and not sub.post_conv
+    if isinstance(flow, SumFlow) and sub.op is None and plain:
+        # each branch is added by itself, so that it may join its product
+        kept = flow.kept(sub, h)
+        flow.replace(sub, _add_branches(writer, sub, kept, (flow.x, h), path, sub.skip_scale, sub.out_scale), path)
+        return
     if sub.op is not None:
-        y = writer.norm(sub.post, _write_op(writer, sub.op, x, h, path, sub.name), f"{path}.post", f"{sub.name}_post")
-        if sub.hold is not None:
-            values[sub.hold] = y
-            return x
-        if sub.add is not None:
-            y = writer.op("add", y, _value(values, sub.add, f"{path}.add"), label=f"{sub.name}_added")
-        x = writer.op("add", kept, y, sub.skip_scale, sub.out_scale, label=name)
-    elif sub.post is None:
-        x = _add_branches(writer, sub, kept, (x, h), path, sub.skip_scale, sub.out_scale)
+        y = _write_op(writer, sub.op, flow.x, h, path, sub.name)
     else:
-        y = writer.norm(
-            sub.post, _add_branches(writer, sub, None, (x, h), path, 1.0, 1.0), f"{path}.post", f"{sub.name}_post"
-        )
-        x = writer.op("add", kept, y, sub.skip_scale, sub.out_scale, label=name)
-    return writer.norm(sub.post_residual, x, f"{path}.post_residual", f"{sub.name}_post_residual")
+        y = _add_branches(writer, sub, None, (flow.x, h), path, 1.0, 1.0)
+    y = writer.norm(sub.post, y, f"{path}.post", f"{sub.name}_post")
+    if sub.post_conv:
+        model = writer.model
+        states = kept_behind(sub, model.spec.hidden, Weights(path, model.tensors, model.options.dtype))
+        (memory,) = writer.keep_states(states, path)
+        y = writer.added_conv(y, memory, f"{path}.post_conv", memory.name.replace("post_conv", "behind"))
+    if sub.hold is not None:
+        values[sub.hold] = y
+        return
+    if sub.add is not None:
+        y = writer.op("add", y, _value(values, sub.add, f"{path}.add"), label=f"{sub.name}_with_{sub.add}")
+    flow.write(sub, y, path, h)
+
+
+def _behind(writer: LayerWriter, x: Node, layer: int) -> Node:
+    """Return the stream behind a layer's sublayers: with its per-layer input added, and times its scalar."""
+    spec = writer.model.spec
+    path = f"layers.{layer}.ple"
+    if spec.per_layer_input is not None:
+        given = spec.per_layer_input
+        every = writer.stream("per_layer", len(spec.layers), given.dim)
+        chosen = writer.choose(every, 1, writer.bind("layer_index", Ints((layer,))), "layer_input")
+        gate = writer.linear(x, f"{path}.gate", "ple_gate")
+        y = writer.op("act_mul", gate, writer.view(chosen, (-1, given.dim), "layer_input_row"), given.act, label="ple")
+        y = writer.norm(given.norm, writer.linear(y, f"{path}.proj", "ple_proj"), f"{path}.post", "ple_post")
+        x = writer.op("add", x, y, label="ple_residual")
+    if spec.layer_scalar:
+        x = writer.op("multiply", x, writer.weight(f"layers.{layer}.scalar", "scalar"), label="scaled")
+    return x
 
 
 def _add_branches(

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from treadle.graph.body import BodyWriter
 from treadle.graph.ir import Role, Shapes
-from treadle.graph.layer_state import Shaped, Weights, kept_by
-from treadle.graph.spec import ModelSpec, Norm, Op, RopeTable, SpecError
+from treadle.graph.layer_state import Kept, Shaped, Weights, kept_by
+from treadle.graph.spec import Attention, ModelSpec, Norm, Op, RopeTable, SpecError
 from treadle.graph.state import Slot, StateBuilder
 from treadle.graph.weights import Ints, Leaf, RopeRows, WeightExpr
 
@@ -38,6 +38,8 @@ class ModelContext:
         self.shapes = Shapes()
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.states = StateBuilder(options.dtype, options.page_tokens, options.separate_windows)
+        self.kv_of_layer: dict[int, tuple[Attention, Slot]] = {}
+        """the attention, and its keys and values, of each layer that has its own"""
 
 
 class LayerWriter(BodyWriter):
@@ -51,16 +53,20 @@ class LayerWriter(BodyWriter):
         self.passed_on: dict[str, Node] = {}
         """what later layers read beside the residual stream, by its name among the streams"""
 
-    def stream(self, name: str, width: int) -> Node:
-        """Return the input that carries ``name`` from the call before, [T, width]."""
-        return self.input(name, Role.STREAM, ("T", width), self.model.dtype)
+    def stream(self, name: str, *dims: int) -> Node:
+        """Return the input that carries ``name`` from an earlier call, [T, *dims]."""
+        return self.input(name, Role.STREAM, ("T", *dims), self.model.dtype)
 
     def weight(self, canonical: str, name: str) -> Node:
         """Return the input bound to a canonical weight, in the model's dtype."""
         return self.bind(name, self.leaf(canonical))
 
+    def float32(self, canonical: str, name: str) -> Node:
+        """Return the input bound to a canonical weight in float32, whatever the model's dtype."""
+        return self.bind(name, self.leaf(canonical, "float32"))
+
     def leaf(self, canonical: str, dtype: str = "") -> Leaf:
-        """Return a canonical weight as an expression, in ``dtype`` or else the model's."""
+        """Return a canonical weight as an expression, in the model's dtype unless another is given."""
         tensor = self.model.tensors.get(canonical)
         if tensor is None:
             raise SpecError(f"the checkpoint has no {canonical}")
@@ -85,8 +91,10 @@ class LayerWriter(BodyWriter):
 
         Shapes: a dense history [B, L, K, Dk + Dv]; the bytes of a part of the block, [B, nbytes].
         """
-        options = self.model.options
-        kept = kept_by(op, Weights(path, self.model.tensors, options.dtype))
+        return self.keep_states(kept_by(op, Weights(path, self.model.tensors, self.model.options.dtype)), path)
+
+    def keep_states(self, kept: Kept, path: str) -> list[Node]:
+        """Return an input for each of the given states."""
         slots = kept.place(self.model.states)
         assert not slots.keys() & self.states.keys(), f"{path}: two states of one name in one body"
         self.states |= slots
@@ -103,6 +111,12 @@ class LayerWriter(BodyWriter):
         offset = self.bind(offset_name(memory.name), Ints((0,)))
         fields = [self.step(name) for name in ("q_starts", "positions", "kv_lens")]
         return [memory, self.step("blocks"), offset, *fields]
+
+    def added_conv(self, x: Node, memory: Node, path: str, name: str) -> Node:
+        """Append x + conv(x), with the causal convolution whose weight is ``path``.weight [C, K]."""
+        weight = self.weight(f"{path}.weight", f"{name}_weight")
+        y = self.op("conv1d", x, weight, None, *self.state_tail(memory), "none", label=name)
+        return self.op("add", x, y, label=f"{name}_added")
 
     def norm(self, norm: Norm | None, x: Node, path: str, name: str) -> Node:
         """Append a norm over the last dim; None leaves x as it is."""

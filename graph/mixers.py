@@ -34,6 +34,8 @@ class Temperature(Data, frozen=True, kw_only=True):
     beta: Real
     length: Size
     shift: int = 0
+    smooth: bool = False
+    """1 + beta * log(max(1, (position + shift) / length)) instead"""
 
 
 class Index(Data, frozen=True, kw_only=True):
@@ -56,9 +58,10 @@ class Index(Data, frozen=True, kw_only=True):
 
 
 class Relative(Data, frozen=True, kw_only=True):
-    """A learned bias by distance, up to ``extent``."""
+    """A learned bias by distance, up to ``extent``: rel^T (r x), weights r [heads * dim, C] and rel [extent, dim]."""
 
     extent: Size
+    dim: Size
 
 
 class Differential(Data, frozen=True, kw_only=True):
@@ -114,7 +117,8 @@ class Attention(Data, frozen=True, kw_only=True, tag_field="op", tag="attention"
     v_from_k: bool = False
     kv_from: Count | None = None
     """the layer whose keys and values are read instead of own ones"""
-    k_conv: bool = False
+    kv_conv: Count = 0
+    """k + conv(k) and v + conv(v), causal convolutions of so many tokens with weights k_conv and v_conv; 0: none"""
     rel: Relative | None = None
     diff: Differential | None = None
     index: Index | None = None
@@ -195,50 +199,104 @@ class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):
 
 
 class Delta(Data, frozen=True, kw_only=True, tag_field="op", tag="delta"):
-    """The gated delta rule, with a decay per head or per channel."""
+    """The gated delta rule, with a decay per head or per channel; weights q, k, v, z, beta, decay, o and so on."""
 
     decay: Literal["head", "channel"]
     k_heads: Size
     v_heads: Size
     k_dim: Size
     v_dim: Size
+    conv: Size = 4
+    """tokens that the short convolutions of queries, keys and values see"""
+    act: Activation = "silu"
+    """behind the convolutions"""
     decay_rank: bool = False
+    """the decay is a product of two narrow matrices, decay_a and decay_b"""
     gate_rank: bool = False
+    """so is the gate: z_a and z_b"""
     decay_floor: Real | None = None
+    """the lowest logarithm of a decay, which is then a sigmoid of its input"""
     beta_scale: Real = 1.0
     out_norm: Norm
 
+    def __post_init__(self) -> None:
+        """Refuse heads that do not share keys evenly."""
+        if self.v_heads % self.k_heads:
+            raise ValueError(f"v_heads {self.v_heads} is not a multiple of k_heads {self.k_heads}")
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of all queries, keys and values."""
+        keys = self.k_heads * self.k_dim
+        return keys, keys, self.v_heads * self.v_dim
+
 
 class Mamba2(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba2"):
-    """The Mamba-2 mixer."""
+    """The Mamba-2 mixer; weights z, xbc, dt, conv, A_log, D, dt_bias, o, out_norm."""
 
     heads: Size
     head_dim: Size
     state: Size
     groups: Size
+    conv: Size = 4
+    """tokens that the short convolution of x, B and C sees"""
+    act: Activation = "silu"
+    """behind the convolution"""
+    bias: bool = False
+    """z, xbc and dt must have biases; one that merely exists is used all the same"""
+    conv_bias: bool = False
+    o_bias: bool = False
     dt_limit: tuple[float, float] | None = None
     in_scale: Real = 1.0
     in_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     """of z, x, B, C, dt"""
     out_norm: Norm | None = None
+    """None: the output is multiplied by silu(z) alone"""
+
+    def __post_init__(self) -> None:
+        """Refuse heads that do not share groups evenly."""
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of groups {self.groups}")
+
+    @property
+    def inner(self) -> int:
+        """Channels of x and z."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of x, B and C."""
+        return self.inner, self.groups * self.state, self.groups * self.state
 
 
 class Mamba1(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba1"):
-    """The Mamba mixer."""
+    """The Mamba mixer; weights x, z, conv, dt_in, B, C, dt, A_log, D, o, and dt_norm, B_norm, C_norm."""
 
+    inner: Size
+    """channels of x and z"""
     state: Size
     dt_rank: Size
+    conv: Size = 4
+    """tokens that the short convolution of x sees"""
+    act: Activation = "silu"
+    """behind the convolution"""
+    bias: bool = False
+    """x, z and o must have biases; one that merely exists is used all the same"""
+    conv_bias: bool = False
     inner_norm: Norm | None = None
+    """of the inputs of dt, B and C"""
 
 
 class ShortConv(Data, frozen=True, kw_only=True, tag_field="op", tag="short_conv"):
-    """C * conv(B * x)."""
+    """o(C * conv(B * x)); weights B, C, x, conv, o."""
 
     kernel: Size
+    bias: bool = False
+    """all must have biases; one that merely exists is used all the same"""
 
 
 class CompressIndex(Data, frozen=True, kw_only=True):
-    """The choice among compressed rows."""
+    """The choice among compressed rows, made by a small attention over smaller ones; weights q, w, kv, gate, ..."""
 
     heads: Size
     dim: Size
@@ -246,41 +304,83 @@ class CompressIndex(Data, frozen=True, kw_only=True):
 
 
 class Compress(Data, frozen=True, kw_only=True):
-    """One cached row for every ``rate`` tokens."""
+    """One row for every ``rate`` tokens, seen once they are all there; weights comp.kv, comp.gate, comp.ape, ..."""
 
     rate: Size
     overlap: bool = False
+    """a row is made of the tokens of two spans, by halves of their channels"""
     index: CompressIndex | None = None
 
 
 class Csa(Data, frozen=True, kw_only=True, tag_field="op", tag="csa"):
-    """A window beside compressed keys."""
+    """A window beside compressed rows: one key a token, which is its value too, and sinks.
+
+    Weights q_a, q_a_norm, q_b, kv, kv_norm, sinks, o_a [groups, o_lora, heads * head_dim / groups] and o_b.
+    """
 
     heads: Size
     head_dim: Size
+    q_lora: Size
+    o_lora: Size
+    """channels that a group of heads is narrowed to"""
     o_groups: Size
-    window: Count
+    window: Size
     norm: Norm
     rope: RopeTable
     compress: Compress | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse groups of different sizes."""
+        if self.heads % self.o_groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of o_groups {self.o_groups}")
+
+    @property
+    def row(self) -> int:
+        """Channels that a token leaves."""
+        made = self.compress
+        width = 0
+        if made is not None:
+            width = self.head_dim + (made.index.dim if made.index is not None else 0)
+        return self.head_dim + 2 * width * (2 if made is not None and made.overlap else 1)
+
 
 class DecayAttention(Data, frozen=True, kw_only=True, tag_field="op", tag="decay_attention"):
-    """Linear attention with a fixed decay per head."""
+    """Linear attention with a fixed decay per head: exp(-rate * 2 ** (-8 / heads * (h + 1))) a token.
+
+    Weights q, k, v, gate, out_norm and o.
+    """
 
     heads: Size
     head_dim: Size
-    layers: Size
+    act: Activation = "silu"
+    """of queries, keys and values"""
+    rate: Real = 1.0
     out_norm: Norm
 
 
 class Rglru(Data, frozen=True, kw_only=True, tag_field="op", tag="rglru"):
-    """The real-gated linear recurrent unit."""
+    """The real-gated linear recurrent unit behind a short convolution, times a gate.
+
+    Weights x, y, conv, in_gate and a_gate ([heads, D, D] and [heads * D]), param and o.
+    """
 
     heads: Size
+    width: Size
+    """channels of the recurrence"""
+    conv: Size = 4
+    """tokens that the convolution sees"""
+    act: Activation = "gelu_tanh"
+    """of the gate y"""
+
+    def __post_init__(self) -> None:
+        """Refuse heads of different sizes."""
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
 
 
 class Rwkv4(Data, frozen=True, kw_only=True, tag_field="op", tag="rwkv4"):
-    """The two halves of an RWKV-4 layer."""
+    """The two halves of an RWKV-4 layer; weights r, k, v, mix_r, mix_k, and of time: o, mix_v, decay, first."""
 
     part: Literal["time", "channel"]
+    width: Size
+    """channels of k: those of the recurrence, or of the feed-forward"""

@@ -17,7 +17,7 @@ _LATER = ("inner_norm", "sparsity", "learned_scale")
 
 def write_moe(writer: LayerWriter, op: Moe, x: Node, h: Node, path: str, name: str) -> Node:
     """Append a mixture over ``h`` [T, C], the normed residual stream ``x``."""
-    later = {field: getattr(op, field) for field in _LATER} | {"router.hash": op.router.hash}
+    later = {field: getattr(op, field) for field in _LATER}
     refuse(path, {**later, "gate_scale": op.gate_scale != 1.0 and op.gate_scale, "act": op.act == "xielu" and op.act})
     weights, ids = _route(writer, op, x if op.router.input == "residual" else h, path, name)
     inputs = writer.norm(op.pre, x, f"{path}.expert_pre", f"{name}_expert_pre") if op.pre is not None else h
@@ -67,12 +67,38 @@ def _route(writer: LayerWriter, op: Moe, x: Node, path: str, name: str) -> tuple
         )
         x = writer.affine(x, scale=writer.model.spec.hidden**-0.5, label=f"{name}_in_scaled")
     logits = _logits(writer, router, x, path, name)
-    groups = router.groups
-    chosen = writer.op(
+    chosen = _hashed(writer, op, logits, path, name) if router.hash else _chosen(writer, op, logits, path, name)
+    weights, ids = writer.item(chosen, 0, f"{name}_weights"), writer.item(chosen, 1, f"{name}_ids")
+    if router.learned_scale:
+        scale = writer.float32(f"{path}.router_scale", f"{name}_router_scale")
+        weights = writer.op("multiply", weights, scale, label=f"{name}_weights_scaled")
+    return weights, ids
+
+
+def _hashed(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) -> Node:
+    """Append the choice that a table of token ids makes."""
+    router = op.router
+    groups = router.groups is not None and router.groups.n > 1
+    refuse(
+        f"{path}: router.hash",
+        {field: getattr(router, field) for field in ("always", "score_after_topk", "softcap", "sparsemixer")}
+        | {"groups": groups and router.groups, "per_expert_scale": router.per_expert_scale},
+    )
+    table = writer.bind(f"{name}_hash", writer.leaf(f"{path}.hash", "int32"))
+    return writer.op(
+        "hash_route", logits, writer.step("token_ids"), table, router.score, router.normalize, router.norm_eps,
+        router.norm_min, router.scale, label=f"{name}_route",
+    )  # fmt: skip
+
+
+def _chosen(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) -> Node:
+    """Append the choice by scores."""
+    router, groups = op.router, op.router.groups
+    return writer.op(
         "route",
         logits,
-        _wide(writer, f"{path}.correction", f"{name}_correction") if router.correction else None,
-        _wide(writer, f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
+        writer.float32(f"{path}.correction", f"{name}_correction") if router.correction else None,
+        writer.float32(f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
         op.top_k,
         "sparsemixer" if router.sparsemixer else router.score,
         router.score_after_topk,
@@ -89,7 +115,6 @@ def _route(writer: LayerWriter, op: Moe, x: Node, path: str, name: str) -> tuple
         router.always,
         label=f"{name}_route",
     )
-    return writer.item(chosen, 0, f"{name}_weights"), writer.item(chosen, 1, f"{name}_ids")
 
 
 def _logits(writer: LayerWriter, router: Router, x: Node, path: str, name: str) -> Node:
@@ -97,9 +122,9 @@ def _logits(writer: LayerWriter, router: Router, x: Node, path: str, name: str) 
         return writer.linear(x, f"{path}.router", f"{name}_router")
     if writer.model.dtype != torch.float32:
         x = writer.call(torch.ops.aten._to_copy.default, x, dtype=torch.float32, label=f"{name}_router_in")
-    weight = _wide(writer, f"{path}.router.weight", f"{name}_router_weight")
+    weight = writer.float32(f"{path}.router.weight", f"{name}_router_weight")
     bias = f"{path}.router.bias"
-    given = _wide(writer, bias, f"{name}_router_bias") if bias in writer.model.tensors else None
+    given = writer.float32(bias, f"{name}_router_bias") if bias in writer.model.tensors else None
     return writer.op("linear", x, weight, given, label=f"{name}_router")
 
 
@@ -143,11 +168,3 @@ def _all_experts(writer: LayerWriter, op: Moe, path: str, part: str) -> WeightEx
     dtype = writer.model.options.dtype
     made = tuple(Leaf(name, tuple(writer.model.tensors[name].shape), dtype) for name in names)
     return made[0] if len(made) == 1 else Concat(made, 0)
-
-
-def _wide(writer: LayerWriter, canonical: str, name: str) -> Node:
-    """Return the input bound to a weight in float32, whatever the model's dtype."""
-    tensor = writer.model.tensors.get(canonical)
-    if tensor is None:
-        raise SpecError(f"the checkpoint has no {canonical}")
-    return writer.bind(name, Leaf(canonical, tuple(tensor.shape), "float32"))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from treadle.graph import latent_ops
+from treadle.graph import attention_ops, csa_ops, latent_ops, pointwise_ops, recurrent_ops, residual_ops, scan_ops
 
 _library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
@@ -56,8 +56,9 @@ SCHEMAS: dict[str, str] = {
     # the first (at "head") or the last ("tail"); layout "half" | "interleaved" | "half_neg"
     "rope": "(Tensor x, Tensor positions, Tensor table, str layout='half', str at='head', bool inverse=False)"
     " -> Tensor",
-    # q [T, H, D] times 1 + beta * log(1 + floor((position + shift) / length))
-    "q_temperature": "(Tensor q, Tensor positions, float beta, int length, int shift=0) -> Tensor",
+    # q [T, H, D] times 1 + beta * log(1 + floor((position + shift) / length)), or with `smooth` times
+    # 1 + beta * log(max(1, (position + shift) / length))
+    "q_temperature": "(Tensor q, Tensor positions, float beta, int length, int shift=0, bool smooth=False) -> Tensor",
     # x [T, H, D] times act(gate [T, H])
     "gate_heads": "(Tensor x, Tensor gate, str act) -> Tensor",
     # x [T, H, D] -> [T, H / 2, D]: (1 - init) * rms(first half of the heads - lambda * second half)
@@ -120,8 +121,13 @@ SCHEMAS: dict[str, str] = {
     # sampled [R] int64 -> the slots of the packet's rows, and out [>= R] int64
     "end_step": "(Tensor(a!) rows, Tensor packet, Tensor sampled, Tensor(b!) out, int num_tokens, int num_seqs,"
     " int num_rows) -> ()",
+    **recurrent_ops.POINTWISE_SCHEMAS,
+    **recurrent_ops.STATE_SCHEMAS,
     **latent_ops.SCHEMAS,
 }
+
+
+SCHEMAS |= pointwise_ops.SCHEMAS | residual_ops.SCHEMAS | attention_ops.SCHEMAS | scan_ops.SCHEMAS | csa_ops.SCHEMAS
 
 
 def _same(x: Tensor, *_: object, **__: object) -> Tensor:
@@ -232,11 +238,24 @@ SHAPES: dict[str, Callable[..., object]] = {
     "identity_experts": _same,
     "begin_step": _nothing,
     "end_step": _nothing,
+    **recurrent_ops.SHAPES,
+    **pointwise_ops.SHAPES,
+    **residual_ops.SHAPES,
+    **attention_ops.SHAPES,
+    **scan_ops.SHAPES,
+    **csa_ops.SHAPES,
     **latent_ops.SHAPES,
 }
 
-WRITES_STATE = (
-    frozenset({"attention", "cache_write", "rope_cache_write", "begin_step", "end_step"}) | latent_ops.WRITES_STATE
+WRITES_STATE = frozenset(
+    {
+        *("attention", "cache_write", "rope_cache_write", "begin_step", "end_step"),
+        *recurrent_ops.STATE_SCHEMAS,
+        *attention_ops.WRITES_STATE,
+        *latent_ops.WRITES_STATE,
+        *scan_ops.STATE_SCHEMAS,
+        *csa_ops.WRITES_STATE,
+    }
 )
 """Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""
 

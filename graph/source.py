@@ -34,6 +34,8 @@ _DTYPES = {
 }
 READABLE = ("float32", "bfloat16", "float16")
 """Element types of plain tensors that the engine computes with."""
+NUMBERS = ("int64", "int32")
+"""Element types of tables of ids."""
 PACKED = "uint8"
 """The element type of bytes that a rule of the family unpacks."""
 _HEADER_LIMIT = 100 << 20
@@ -170,7 +172,7 @@ class DirectorySource:
         from safetensors import SafetensorError, safe_open
 
         info, file = self.tensors[name], self._files[name]
-        if info.dtype not in (*READABLE, PACKED):
+        if info.dtype not in (*READABLE, *NUMBERS, PACKED):
             raise SourceError(
                 f"{name} is {info.dtype}", key=str(file), hint=f"element types that can be read: {', '.join(READABLE)}"
             )
@@ -291,12 +293,17 @@ def read_config(path: Path) -> dict[str, Any]:
         hint = f"it holds {inside[0]}: give that file" if inside else "config.json and *.safetensors are needed"
         raise SourceError("not a model directory: no config.json", key="model.path", value=path, hint=hint)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"), object_hook=_number)
     except (OSError, ValueError) as error:
         raise SourceError(f"not JSON: {error}", key=str(file)) from None
     if not isinstance(config, dict):
         raise SourceError("not a JSON object", key=str(file))
     return config
+
+
+def _number(entry: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as an object, {"__float__": "Infinity"}; others stay as they are."""
+    return float(str(entry["__float__"])) if entry.keys() == {"__float__"} else entry
 
 
 def _read_index(path: Path) -> dict[str, str] | None:

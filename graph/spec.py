@@ -151,12 +151,16 @@ class Residual(Data, frozen=True, kw_only=True):
     """How a sublayer reads from, and writes to, the residual stream(s)."""
 
     kind: Literal["add", "mhc", "hc_diag", "attn_res"] = "add"
+    """add: one sum. mhc, hc_diag: ``streams`` of them, mixed by weights ``hc.fn``, ``hc.base``, ``hc.scale`` of each
+    sublayer (``head_mix`` for the head). attn_res: one sum and snapshots of it, mixed by ``res.norm``, ``res.proj``"""
     streams: Size = 1
     iters: Size = 1
+    """mhc: how often the mixing matrix is divided by the sums of its rows and columns"""
     eps: Positive = 1e-6
     norm_eps: Positive = 1e-6
+    """of the norm over all streams that weights are made from"""
     magnitude: Real = 1.0
-    block: Size = 1
+    """hc_diag: the largest share of a stream that a sublayer's result gets"""
 
 
 Op = Attention | Mla | Delta | Mamba2 | Mamba1 | ShortConv | Mlp | Moe | Csa | DecayAttention | Rglru | Rwkv4
@@ -187,12 +191,18 @@ class Sub(Data, frozen=True, kw_only=True):
     out_scale: Real = 1.0
     residual_from: Literal["input", "normed"] = "input"
     post_residual: Norm | None = None
-    post_conv: bool = False
+    post_conv: Count = 0
+    """y + conv(y) of the result, a causal convolution of so many tokens with weight ``post_conv``; 0: none"""
     tap: str | None = None
+    """the name under which later sublayers of the layer find what this one's op reads"""
     source: str | None = msgspec.field(default=None, name="from")
+    """read this tap instead of the residual stream"""
     hold: str | None = None
+    """the result is not added yet: a later sublayer finds it under this name"""
     add: str | None = None
+    """add this held result to one's own"""
     snapshot: bool = False
+    """attn_res: what the stream held before goes to the bank, and the stream restarts with this sublayer's result"""
     input: Literal["hidden", "concat_embed"] = "hidden"
 
 
@@ -206,7 +216,12 @@ class Layer(Data, frozen=True, kw_only=True):
 
 
 class PerLayerInput(Data, frozen=True, kw_only=True):
-    """A second embedding that every layer reads its own slice of."""
+    """A second embedding that every layer reads its own slice of, behind its sublayers.
+
+    Weights ``ple.embed`` [vocab, layers * dim], ``ple.proj`` and ``ple.norm``; ``layers.{i}.ple.gate``, ``.proj`` and
+    ``.post``. slice = (norm(proj x / sqrt(hidden)) + embed * sqrt(dim)) / sqrt(2);
+    x = x + post(proj(act(gate x) * slice)).
+    """
 
     dim: Size
     act: Activation
@@ -267,6 +282,7 @@ class Rule(Data, frozen=True, kw_only=True):
     """swap the last two axes last"""
     gsplit: Split | None = None
     reshape: tuple[int, ...] | None = None
+    """one -1 stands for what is left"""
     scale: float | None = None
     layers: tuple[int, ...] | None = None
     """only where the first group is one of these"""
@@ -288,6 +304,7 @@ class ModelSpec(Data, frozen=True, kw_only=True):
     residual: Residual = Residual()
     layers: tuple[Layer, ...]
     layer_scalar: bool = False
+    """what leaves a layer is multiplied by a learned number ``layers.{i}.scalar``"""
     per_layer_input: PerLayerInput | None = None
     mtp: Mtp | None = None
     quant: Quant | None = None

@@ -7,7 +7,9 @@ import operator
 import torch
 from torch.fx import Node
 
+from treadle.graph import attention_ops, pointwise_ops, residual_ops, scan_ops
 from treadle.graph.ir import Body, Call, Graph, Level, Role, role
+from treadle.graph.recurrent_ops import POINTWISE_SCHEMAS, STATE_SCHEMAS
 
 VIEWS = frozenset(
     {
@@ -42,14 +44,23 @@ POINTWISE = frozenset(
         "experts",
         "experts_int8",
         "identity_experts",
+        *pointwise_ops.SCHEMAS,
+        *residual_ops.SCHEMAS,
+        "blend",
+        *POINTWISE_SCHEMAS,
         "head_linear",
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | {"attention", "latent_attention", "index_select"},
+    Level.MODEL: POINTWISE
+    | STATE_SCHEMAS.keys()
+    | scan_ops.STATE_SCHEMAS.keys()
+    | {"attention", *attention_ops.MODEL_OPS, "latent_attention", "index_select", "compressed_attention"},
     Level.SHARDED: POINTWISE
+    | STATE_SCHEMAS.keys()
+    | scan_ops.STATE_SCHEMAS.keys()
     | {
         "add_norm",
         "gated_activation",
@@ -59,6 +70,8 @@ LEVEL_OPS = {
         "rope_cache_write",
         "norm_rope_cache_write",
         "paged_attention",
+        "paged_relative_attention",
+        "paged_compressed_attention",
         "latent_write",
         "paged_latent_attention",
         "paged_index_select",

@@ -41,8 +41,14 @@ def _offsets(graph: Graph, call: Call) -> Call:
 def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
     for node in editor.find("attention"):
         _place_attention(editor, call, node, page_tokens)
+    for node in editor.find("shared_attention"):
+        _place_shared(editor, call, node, page_tokens)
+    for node in editor.find("relative_attention"):
+        _place_relative(editor, call, node, page_tokens)
     for node in editor.find("latent_attention", "index_select"):
         _place_latent(editor, call, node, page_tokens)
+    for node in editor.find("compressed_attention"):
+        _place_compressed(editor, call, node, page_tokens)
     for node in editor.body.placeholders:
         if role(node) is Role.STATE:
             editor.inputs[node.name].replace_all_uses_with(_arena(editor))
@@ -62,14 +68,47 @@ def _place_attention(editor: BodyEditor, call: Call, node: Node, page_tokens: in
     arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
     heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
     with editor.before(node):
-        editor.op(
-            "cache_write", a["k"], a["v"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
-            label=f"{node.name}_write",
-        )  # fmt: skip
+        _write(editor, node, arena, table, offset, page_tokens)
         paged = editor.op(
             "paged_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, a["sinks"], page_tokens,
             heads, v_dim, a["scale"], a["window"], a["softcap"], a["chunk"], a["slopes"],
             label=node.name,
+        )  # fmt: skip
+    editor.swap(node, paged)
+
+
+def _write(editor: BodyEditor, node: Node, arena: Node, table: Node, offset: Node, page_tokens: int) -> None:
+    """Store the keys and values of this step."""
+    a = arguments(node)
+    editor.op(
+        "cache_write", a["k"], a["v"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
+        label=f"{node.name}_write",
+    )  # fmt: skip
+
+
+def _place_shared(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    """The keys and values are another layer's, which has stored them before."""
+    a = arguments(node)
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
+    heads = int(a["kv"].meta["val"].shape[2])
+    with editor.before(node):
+        paged = editor.op(
+            "paged_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, a["sinks"], page_tokens,
+            heads, a["v_dim"], a["scale"], a["window"], a["softcap"], a["chunk"], a["slopes"],
+            label=node.name,
+        )  # fmt: skip
+    editor.swap(node, paged)
+
+
+def _place_relative(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    a = arguments(node)
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
+    heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
+    with editor.before(node):
+        _write(editor, node, arena, table, offset, page_tokens)
+        paged = editor.op(
+            "paged_relative_attention", a["q"], a["bias"], arena, table, a["q_starts"], a["kv_lens"], offset,
+            page_tokens, heads, v_dim, a["scale"], a["window"], label=node.name,
         )  # fmt: skip
     editor.swap(node, paged)
 
@@ -92,4 +131,21 @@ def _place_latent(editor: BodyEditor, call: Call, node: Node, page_tokens: int) 
             placed = editor.op(
                 "paged_index_select", a["q"], a["weights"], *where, page_tokens, a["topk"], label=node.name
             )
+    editor.swap(node, placed)
+
+
+def _place_compressed(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    a = arguments(node)
+    arena, table, offset = _arena(editor), editor.step("page_table"), _bind_offset(editor, call, as_node(a["kv"]))
+    rest = [a[name] for name in list(a)[list(a).index("sinks") :]]
+    row_dim = int(a["k"].meta["val"].shape[-1])
+    with editor.before(node):
+        editor.op(
+            "latent_write", a["k"], arena, table, a["seq_ids"], a["positions"], offset, page_tokens,
+            label=f"{node.name}_write",
+        )  # fmt: skip
+        placed = editor.op(
+            "paged_compressed_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, page_tokens,
+            row_dim, *rest, label=node.name,
+        )  # fmt: skip
     editor.swap(node, placed)

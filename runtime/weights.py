@@ -25,7 +25,9 @@ from treadle.graph.weights import (
     Int8,
     Ints,
     Leaf,
+    NegativeExp,
     RopeRows,
+    Runs,
     SineRows,
     WeightExpr,
     leaves,
@@ -92,6 +94,11 @@ class _Loader:
                 return result
             case Cast(part=part, dtype=dtype):
                 return self.evaluate(part).to(getattr(torch, dtype))
+            case NegativeExp(part=part):
+                return self.evaluate(part).float().exp().neg_()
+            case Runs(runs=runs, dtype=dtype):
+                counts, values = (torch.tensor(column) for column in zip(*runs))
+                return values.repeat_interleave(counts).to(self._device, getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
             case HeadRows(part=part, heads=heads, start=start, count=count, turned=turned):
@@ -189,6 +196,9 @@ def random_weight(name: str, expected: Expected, seed: int, tied: bool, device: 
     match expected.kind:
         case "norm":
             return values.mul_(0.1).add_(1.0)
+        case "ids":
+            # any that are there: the first ones
+            return values.copy_(torch.arange(expected.shape[-1]))
         case "norm_minus_one" | "bias":
             return values.mul_(0.1)
         case "embedding" if not tied:

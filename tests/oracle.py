@@ -171,14 +171,24 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    stored = ("correction_bias", "expert_bias", "layer_scalar", "tid2eid")
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(stored)]
     for name, weight in (*model.named_parameters(), *buffers):
+        if name.endswith("tid2eid"):
+            # experts by token id: every row has different ones
+            order = torch.rand(weight.shape[0], model.config.n_routed_experts, generator=generator).argsort(-1)
+            weight.copy_(order[:, : weight.shape[1]])
+            continue
         noise = torch.randn(weight.shape, generator=generator)
-        if name in ones or weight.ndim == 1:
+        if name.endswith("layer_scalar"):
+            weight.copy_(0.8 + noise * 0.1)
+        elif name in ones or weight.ndim == 1:
             weight.copy_(noise * 0.2 + (name in ones))
         elif name in tables:
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
-            weight.copy_(noise * (0.03 if gemma else 0.1 if model.config.tie_word_embeddings else 0.5))
+            weight.copy_(
+                noise * (0.03 if gemma else 0.1 if getattr(model.config, "tie_word_embeddings", False) else 0.5)
+            )
         else:
             # experts stacked and stored transposed only change how large activations are
             weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else -1]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from oracle_case import FULL, GEMMA, LEFT_OUT, LLAMA3, LONGROPE, SLIDING, UPPER, YARN, Case, rope
 from oracle_dense import DENSE
+from oracle_exotic import EXOTIC
+from oracle_hybrid import HYBRID
 from oracle_latent import LATENT
 from oracle_moe import MOE
 
@@ -46,6 +48,8 @@ CASES: dict[str, Case] = {
     ),
     **DENSE,
     **MOE,
+    **EXOTIC,
+    **HYBRID,
     **LATENT,
 }
 """Every option that the families' YAML reads, each in some case."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import HIDDEN, Shape, Toy, lines
+from toy import Shape, Toy, lines
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.expected import expected
-from treadle.graph.spec import Branch, Layer, Mamba1, Mlp, ModelSpec, Norm, SpecError, Sub
+from treadle.graph.spec import Branch, Layer, Mlp, ModelSpec, Norm, SpecError, Sub
 
 NORM, MLP = Norm(eps=1e-5), Mlp(gated=False, act="relu", intermediate=8)
 
@@ -70,27 +70,33 @@ def test_the_residual_may_be_the_normed_input_and_be_normed_itself() -> None:
     assert any(line.startswith("next_norm = op.norm(two_post_residual") for line in written)
 
 
-def test_what_a_sublayer_reads_and_gives_may_be_kept_for_later_ones() -> None:
-    written = body(
-        Sub(name="one", pre=NORM, op=MLP, tap="middle"),
-        Sub(name="two", op=MLP, source="middle", hold="aside"),
-        Sub(name="three", pre=NORM, op=MLP, add="aside"),
+def test_a_sublayer_may_read_what_another_has_read_and_its_result_may_be_added_later() -> None:
+    subs = (
+        Sub(name="one", pre=NORM, op=MLP, tap="mid"),
+        Sub(name="aside", op=MLP, source="mid", hold="late"),
+        Sub(name="two", pre=NORM, op=MLP, add="late"),
     )
-    reads = {
-        line.split(" = ")[0]: line.partition("(")[2].split(",")[0] for line in written if "_up = op.linear" in line
-    }
-    assert reads == {"one_up": "h", "two_up": "h", "three_up": "three_pre"}
+    written = body(*subs)
+    assert "aside_up = op.linear(h, aside_up_weight, None)" in written
     assert sums(written) == [
         "one_residual = op.add(x, one_down, 1.0, 1.0)",
-        "three_added = op.add(three_down, two_down)",
-        "three_residual = op.add(one_residual, three_added, 1.0, 1.0)",
+        "two_with_late = op.add(two_down, aside_down)",
+        "two_residual = op.add(one_residual, two_with_late, 1.0, 1.0)",
     ]
-    with pytest.raises(SpecError, match=r"layers\.0\.two\.from=midle: no sublayer before keeps that.*mean middle"):
-        body(Sub(name="one", pre=NORM, op=MLP, tap="middle"), Sub(name="two", op=MLP, source="midle"))
+
+
+@pytest.mark.parametrize(
+    ("sub", "message"),
+    [
+        (Sub(name="one", op=MLP, source="mid"), r"layers\.0\.one\.from=mid: no sublayer before taps or holds this"),
+        (Sub(name="one", op=MLP, tap="late", add="lat"), r"layers\.0\.one\.add=lat.*did you mean late"),
+    ],
+)
+def test_a_name_that_nothing_left_is_refused(sub: Sub, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        body(sub)
 
 
 def test_what_has_no_kernel_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"layers\.0\.one: post_conv = True has no kernels yet"):
-        body(Sub(name="one", pre=NORM, op=MLP, post_conv=True))
-    with pytest.raises(SpecError, match=r"layers\.0\.one: op mamba1 has no kernels yet"):
-        body(Sub(name="one", pre=NORM, op=Mamba1(state=2, dt_rank=HIDDEN)))
+    with pytest.raises(SpecError, match=r"layers\.0\.one: input = 'concat_embed' has no kernels yet"):
+        body(Sub(name="one", pre=NORM, op=MLP, input="concat_embed"))

@@ -165,9 +165,9 @@ def test_a_shared_expert_is_added(apply: str, combine: str, gate: bool) -> None:
 
 def test_what_has_no_kernel_is_refused() -> None:
     for op in (
-        Moe(experts=E, top_k=K, router=Router(hash=True)),
+        Moe(experts=E, top_k=K, router=Router(hash=True, softcap=2.0)),
         Moe(experts=E, top_k=K, inner_norm=NORM),
-        Moe(experts=E, top_k=K, shared=Shared(act="situ")),
+        Moe(experts=E, top_k=K, shared=Shared(act="situ", gated=False)),
     ):
         tensors = weights(shared__gate__weight=(3, C), shared__up__weight=(3, C), shared__down__weight=(C, 3))
         with pytest.raises(SpecError, match=r"layers\.0\.mlp.*no kernels yet"):
