@@ -107,16 +107,8 @@ def _reach(op: Op) -> int:
             return 0 if op.index.share else op.index.heads * op.index.dim
         case Mla() if not op.window:
             return op.heads * (2 * op.kv_lora + op.rope_dim)
-        case Csa():
-            index = op.compress.index if op.compress is not None else None
-            small = index.heads * index.dim if index is not None else 0
-            return 3 * op.heads * op.head_dim + 2 * op.row + op.q_lora + op.o_groups * op.o_lora + small
-        case DecayAttention():
-            return 5 * op.heads * op.head_dim
-        case Rglru():
-            return 6 * op.width
-        case Rwkv4():
-            return 4 * op.width + 4 * hidden
+        case Csa() if op.compress is not None:
+            return 2 * op.heads * op.head_dim // op.compress.rate
         case _:
             return 0
 
@@ -380,8 +372,8 @@ def _live_width(op: Op, hidden: int, device: str) -> int:
             inside = visited * (3 * op.intermediate + 2 * hidden) if device == "cpu" else 4 * visited
             return inside + shared + 6 * (op.experts + op.zero_experts)
         case Csa():
-            index = op.compress.index if op.compress is not None else None
-            small = index.heads * index.dim if index is not None else 0
+            choice = op.compress.index if op.compress is not None else None
+            small = choice.heads * choice.dim if choice is not None else 0
             return 3 * op.heads * op.head_dim + 2 * op.row + op.q_lora + op.o_groups * op.o_lora + small
         case DecayAttention():
             return 5 * op.heads * op.head_dim
