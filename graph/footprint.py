@@ -77,7 +77,7 @@ def ops(spec: ModelSpec) -> Iterator[Op]:
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
     """Return the distinct rope tables, in order of first use."""
     turning = [op for op in ops(spec) if isinstance(op, (Attention, Mla))]
-    tables = [table for op in turning for table in (op.rope, op.index and op.index.rope) if table is not None]
+    tables = [table for op in turning for table in (op.rope, op.index.rope if op.index else None) if table is not None]
     tables += [op.rope for op in ops(spec) if isinstance(op, Csa)]
     return tuple(dict.fromkeys(tables))
 

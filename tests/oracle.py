@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -128,6 +129,10 @@ def _make(name: str, case: Case, path: Path) -> None:
         model.save_pretrained(path)
         if packed:
             _add_packed(path, packed)
+        if case.surplus:
+            stored = load_file(path / "model.safetensors")
+            kept = {name: tensor for name, tensor in stored.items() if not re.fullmatch(case.surplus, name)}
+            save_file(kept, path / "model.safetensors")
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
