@@ -55,8 +55,8 @@ def _write_shared(writer: LayerWriter, op: Attention, h: Node, path: str, name: 
     kv = _shared_history(writer, op, path)
     sinks, slopes = _sinks(writer, op, path, name), _slopes(writer, op)
     o = writer.op(
-        "shared_attention", q, kv, *_steps(writer), sinks, op.cached_v_dim, op.scale, op.window, op.softcap, op.chunk, slopes,
-        label=f"{name}_attention",
+        "shared_attention", q, kv, *_steps(writer), sinks, op.cached_v_dim, op.scale, op.window, op.softcap, op.chunk,
+        slopes, label=f"{name}_attention",
     )  # fmt: skip
     return _written(writer, op, o, h, path, name)
 
@@ -135,14 +135,10 @@ def _sinks(writer: LayerWriter, op: Attention, path: str, name: str) -> Node | N
 def _slopes(writer: LayerWriter, op: Attention) -> Node | None:
     if op.alibi is None:
         return None
-    return writer.bind(
-        "alibi_slopes", AlibiSlopes(op.heads, op.alibi.max_bias, op.scale if op.alibi.scaled else 1.0)
-    )
+    return writer.bind("alibi_slopes", AlibiSlopes(op.heads, op.alibi.max_bias, op.scale if op.alibi.scaled else 1.0))
 
 
-def _attend(
-    writer: LayerWriter, op: Attention, qkv: tuple[Node, Node, Node], kv: Node, path: str, name: str
-) -> Node:
+def _attend(writer: LayerWriter, op: Attention, qkv: tuple[Node, Node, Node], kv: Node, path: str, name: str) -> Node:
     """Append the attention over the layer's history: [T, H, Dv]."""
     steps = _steps(writer)
     sinks, slopes = _sinks(writer, op, path, name), _slopes(writer, op)

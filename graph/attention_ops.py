@@ -25,39 +25,21 @@ MODEL_OPS = ("shared_attention", "relative_attention")
 WRITES_STATE = frozenset({"relative_attention"})
 
 
-def _shared(
-    q: Tensor,
-    kv: Tensor,
-    seq_ids: Tensor,
-    positions: Tensor,
-    q_starts: Tensor,
-    kv_lens: Tensor,
-    sinks: Tensor | None,
-    v_dim: int,
-    *_: object,
-    **__: object,
-) -> Tensor:
+def _shared(q: Tensor, *rest: object, **_: object) -> Tensor:
+    v_dim = rest[6]
+    assert isinstance(v_dim, int)
     return q.new_empty(q.shape[0], q.shape[1], v_dim)
 
 
-def _relative(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+def _relative(q: Tensor, *rest: object, **_: object) -> Tensor:
+    v = rest[1]
+    assert isinstance(v, Tensor)
     return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
 
 
-def _paged_relative(
-    q: Tensor,
-    bias: Tensor,
-    arena: Tensor,
-    page_table: Tensor,
-    q_starts: Tensor,
-    kv_lens: Tensor,
-    layer_offset: Tensor,
-    page_tokens: int,
-    kv_heads: int,
-    v_dim: int,
-    *_: object,
-    **__: object,
-) -> Tensor:
+def _paged_relative(q: Tensor, *rest: object, **_: object) -> Tensor:
+    v_dim = rest[8]
+    assert isinstance(v_dim, int)
     return q.new_empty(q.shape[0], q.shape[1], v_dim)
 
 

@@ -72,5 +72,5 @@ def _index_query(
     q = writer.view(writer.linear(low, f"{path}.q", f"{name}_q"), (-1, index.heads, index.dim), f"{name}_q_heads")
     if writer.model.dtype != torch.float32:
         h = writer.call(torch.ops.aten._to_copy.default, h, dtype=torch.float32, label=f"{name}_in")
-    weights = writer.op("linear", h, writer.float32(f"{path}.w.weight", f"{name}_w"), None, label=f"{name}_weights")
-    return q, writer.affine(weights, scale=(index.heads * index.dim) ** -0.5, label=f"{name}_weights_scaled")
+    # a factor of all scores changes no choice
+    return q, writer.op("linear", h, writer.float32(f"{path}.w.weight", f"{name}_w"), None, label=f"{name}_weights")

@@ -10,7 +10,22 @@ from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, 
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.spec import Attention, Mla, Mlp, ModelSpec, Moe, Op, RopeTable
+from treadle.graph.spec import (
+    Attention,
+    Csa,
+    DecayAttention,
+    Delta,
+    Mamba1,
+    Mamba2,
+    Mla,
+    Mlp,
+    ModelSpec,
+    Moe,
+    Op,
+    Rglru,
+    RopeTable,
+    Rwkv4,
+)
 from treadle.graph.state import ITEM_BYTES, State
 
 INT8_GROUP = 32
@@ -65,7 +80,8 @@ def ops(spec: ModelSpec) -> Iterator[Op]:
 def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
     """Return the distinct rope tables, in order of first use."""
     turning = [op for op in ops(spec) if isinstance(op, (Attention, Mla))]
-    tables = [table for op in turning for table in (op.rope, op.index and op.index.rope) if table is not None]
+    tables = [table for op in turning for table in (op.rope, op.index.rope if op.index else None) if table is not None]
+    tables += [op.rope for op in ops(spec) if isinstance(op, Csa)]
     return tuple(dict.fromkeys(tables))
 
 
@@ -94,6 +110,8 @@ def _reach(op: Op) -> int:
             return 0 if op.index.share else op.index.heads * op.index.dim
         case Mla() if not op.window:
             return op.heads * (2 * op.kv_lora + op.rope_dim)
+        case Csa() if op.compress is not None:
+            return 2 * op.heads * op.head_dim // op.compress.rate
         case _:
             return 0
 
@@ -107,7 +125,7 @@ def weight_rows(
     for name, info in weights.items():
         count = math.prod(info.shape)
         linear = name != "embed.weight" or spec.head.tied
-        if quantize == "int8" and linear and _quantises(name, info, device):
+        if quantize == "int8" and linear and name not in wide and _quantises(name, info, device):
             nbytes = count
             scales = f"{EXPERTS}, int8 scales" if len(info.shape) > 2 else "int8 scales"
             sizes[scales] = sizes.get(scales, 0) + count // INT8_GROUP * 4
@@ -118,6 +136,9 @@ def weight_rows(
     return [MemoryRow("weights", owner, nbytes) for owner, nbytes in sizes.items()]
 
 
+PER_LAYER = "embedding of layers"
+
+
 def token_weight_bytes(spec: ModelSpec, rows: Iterable[MemoryRow]) -> float:
     """Return the bytes of weights that a step of one token reads: all but the embedding's and most experts'."""
     shares = list(_visited_share(spec).values())
@@ -125,7 +146,7 @@ def token_weight_bytes(spec: ModelSpec, rows: Iterable[MemoryRow]) -> float:
     return sum(
         row.nbytes * (share if row.item.startswith(EXPERTS) else 1.0)
         for row in rows
-        if row.kind == "weights" and row.item != "embedding"
+        if row.kind == "weights" and row.item not in ("embedding", PER_LAYER)
     )
 
 
@@ -165,6 +186,11 @@ def _position_rows(spec: ModelSpec, dtype: str, max_len: int) -> Iterator[Memory
     slopes = {(op.heads, op.alibi, op.alibi.scaled and op.scale) for op in attentions if op.alibi is not None}
     if slopes:
         yield MemoryRow("tables", "slopes of heads", sum(heads * 4 for heads, _, _ in slopes))
+    rates = {(op.heads, op.rate) for op in ops(spec) if isinstance(op, DecayAttention)}
+    if rates:
+        yield MemoryRow("tables", "decays of heads", sum(heads * 4 for heads, _ in rates))
+    if spec.per_layer_input is not None:
+        yield MemoryRow("tables", "indices of layers", len(spec.layers) * 8)
     pairs = {op.kv_heads for op in attentions if op.diff is not None}
     if pairs:
         yield MemoryRow("tables", "pairs of values", sum(2 * kv_heads * 8 for kv_heads in pairs))
@@ -242,12 +268,17 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
-    """Return every mixture of experts and the path of its weights."""
+def _paths(spec: ModelSpec) -> Iterator[tuple[str, Op]]:
+    """Return every op and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
             parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
-            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if isinstance(op, Moe))
+            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if op is not None)
+
+
+def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
+    """Return every mixture of experts and the path of its weights."""
+    yield from ((path, op) for path, op in _paths(spec) if isinstance(op, Moe))
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:
@@ -260,19 +291,42 @@ def _visited_share(spec: ModelSpec) -> dict[str, float]:
 
 
 def _float32_weights(spec: ModelSpec) -> Iterator[str]:
-    """Return the weights that stay in float32 whatever the model's dtype: those that experts are chosen by."""
-    for path, op in _moes(spec):
-        yield from (f"{path}.correction", f"{path}.expert_scale")
-        if op.router.dtype == "float32":
-            yield from (f"{path}.router.weight", f"{path}.router.bias")
+    """Return the weights that stay in float32 whatever the model's dtype: what experts are chosen by, what says how
+    states decay, and what mixes residual streams."""
+    for path, op in _paths(spec):
+        yield from (f"{path}.{name}" for name in _wide_parts(op))
     for layer in spec.layers:
         for sub in layer.subs:
-            if isinstance(sub.op, Mla) and sub.op.index is not None:
-                yield f"layers.{layer.index}.{sub.name}.index.w.weight"
+            yield from (f"layers.{layer.index}.{sub.name}.{name}" for name in HYPER)
+    yield from (f"head_mix.{name}" for name in HYPER)
 
 
+HYPER = ("hc.fn", "hc.base", "hc.scale")
 WIDE = (".router.weight", ".index.w.weight", ".kv_b.weight")
 """Products that int8 leaves alone: choices, and a matrix that is cut into one for each head."""
+NO_LINEAR = (
+    ".hc.fn", ".hash", ".ape", ".res.proj.weight", "ple.embed", ".in_gate.weight", ".a_gate.weight", ".o_a.weight",
+)  # fmt: skip
+"""Tensors of several dims that no linear layer multiplies by."""
+
+
+def _wide_parts(op: Op | None) -> tuple[str, ...]:
+    match op:
+        case Moe():
+            # a table of ids has 32 bits too
+            chosen = ("correction", "expert_scale", "router_scale", "hash")
+            return (*chosen, *(("router.weight", "router.bias") if op.router.dtype == "float32" else ()))
+        case Delta() | Mamba1() | Mamba2():
+            return ("A_log", "D", "dt_bias", "dt.bias")
+        case Mla() if op.index is not None:
+            return ("index.w.weight",)
+        case Csa():
+            small = ("comp.index.w.weight", "comp.index.ape", "comp.index.norm.weight")
+            return ("comp.ape", "comp.norm.weight", *small)
+        case Rwkv4():
+            return ("decay", "first")
+        case _:
+            return ()
 
 
 def _is_product(name: str, info: WeightInfo) -> bool:
@@ -282,7 +336,7 @@ def _is_product(name: str, info: WeightInfo) -> bool:
 
 def _quantises(name: str, info: WeightInfo, device: str) -> bool:
     """Return whether int8 takes a weight: no router, whose choices are all or nothing, and experts on a CPU only."""
-    if not _is_product(name, info) or name.endswith(WIDE):
+    if not _is_product(name, info) or name.endswith((*WIDE, *NO_LINEAR)):
         return False
     if len(info.shape) > 2:
         # an expert's two matrices are quantised together
@@ -297,7 +351,9 @@ def _owner(name: str, info: WeightInfo, tied: bool) -> str:
         return "norms and biases"
     if name == "head.weight":
         return "head"
-    if len(info.shape) > 2:
+    if name == "ple.embed":
+        return PER_LAYER
+    if len(info.shape) > 2 and not name.endswith(NO_LINEAR):
         return EXPERTS
     return name.split(".")[2] if name.startswith("layers.") else name
 
@@ -326,5 +382,15 @@ def _live_width(op: Op, hidden: int, device: str) -> int:
             # logits, scores and what a choice is made of are float32: at most two channels each
             inside = visited * (3 * op.intermediate + 2 * hidden) if device == "cpu" else 4 * visited
             return inside + shared + 6 * (op.experts + op.zero_experts)
+        case Csa():
+            choice = op.compress.index if op.compress is not None else None
+            small = choice.heads * choice.dim if choice is not None else 0
+            return 3 * op.heads * op.head_dim + 2 * op.row + op.q_lora + op.o_groups * op.o_lora + small
+        case DecayAttention():
+            return 5 * op.heads * op.head_dim
+        case Rglru():
+            return 6 * op.width
+        case Rwkv4():
+            return 4 * op.width + 4 * hidden
         case _:
             return 0

@@ -59,6 +59,7 @@ WRITERS: dict[type[Any], Callable[..., Node]] = {
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""
 
+
 def write_layer(
     writer: LayerWriter, layer: Layer, next_norm: Norm | None, next_path: str, snapshots: int = 0
 ) -> dict[str, Node]:
@@ -119,8 +120,8 @@ def _write_sub(writer: LayerWriter, flow: Flow, sub: Sub, h: Node, path: str, va
     y = writer.norm(sub.post, y, f"{path}.post", f"{sub.name}_post")
     if sub.post_conv:
         model = writer.model
-        kept = kept_behind(sub, model.spec.hidden, Weights(path, model.tensors, model.options.dtype))
-        (memory,) = writer.keep_states(kept, path)
+        states = kept_behind(sub, model.spec.hidden, Weights(path, model.tensors, model.options.dtype))
+        (memory,) = writer.keep_states(states, path)
         y = writer.added_conv(y, memory, f"{path}.post_conv", memory.name.replace("post_conv", "behind"))
     if sub.hold is not None:
         values[sub.hold] = y

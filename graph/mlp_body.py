@@ -35,5 +35,7 @@ def write_mlp(writer: LayerWriter, op: Feedforward, h: Node, path: str, name: st
     hidden = writer.norm(op.inner_norm, hidden, f"{path}.inner_norm", f"{name}_inner_norm")
     down = writer.linear(hidden, f"{path}.down", f"{name}_down")
     if op.learned_scale:
-        down = writer.op("multiply", down, writer.weight(f"{path}.global_scale", f"{name}_scale"), label=f"{name}_scaled")
+        down = writer.op(
+            "multiply", down, writer.weight(f"{path}.global_scale", f"{name}_scale"), label=f"{name}_scaled"
+        )
     return writer.affine(down, scale=op.out_scale, label=f"{name}_out_scale")

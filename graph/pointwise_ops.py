@@ -25,7 +25,9 @@ def _first(x: Tensor, *_: object, **__: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _hash_route(logits: Tensor, token_ids: Tensor, table: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+def _hash_route(logits: Tensor, *rest: object, **_: object) -> tuple[Tensor, Tensor]:
+    table = rest[1]
+    assert isinstance(table, Tensor)
     shape = (logits.shape[0], table.shape[1])
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32)
 

@@ -50,7 +50,7 @@ class SumFlow(Flow):
     def __init__(self, writer: LayerWriter, x: Node) -> None:
         self.writer, self.x = writer, x
 
-    def read(self, sub: Sub, path: str) -> Node:
+    def read(self, sub: Sub, path: str) -> Node:  # noqa: ARG002  (what flows may depend on it)
         """Return the sum itself."""
         return self.x
 
@@ -115,7 +115,7 @@ class HyperFlow(_Wide):
         self._spread = writer.item(made, 1, f"{name}_spread")
         return self.x
 
-    def write(self, sub: Sub, y: Node, path: str, normed: Node) -> None:
+    def write(self, sub: Sub, y: Node, path: str, normed: Node) -> None:  # noqa: ARG002  (kept by one sum alone)
         """Spread the result over the streams."""
         self.refuse_scales(sub, path)
         self.streams = self.writer.op("hyper_post", y, self.streams, self._spread, label=f"{sub.name}_residual")
@@ -147,7 +147,7 @@ class SnapshotFlow(_Wide):
         self.x = self._mixed(f"{path}.res", sub.name)
         return self.x
 
-    def write(self, sub: Sub, y: Node, path: str, normed: Node) -> None:
+    def write(self, sub: Sub, y: Node, path: str, normed: Node) -> None:  # noqa: ARG002  (kept by one sum alone)
         """Add the result, or set the sum aside and restart with the result."""
         self.refuse_scales(sub, path)
         writer = self.writer

@@ -35,22 +35,18 @@ def _pre(streams: Tensor, fn: Tensor, *_: object, **__: object) -> tuple[Tensor,
     return streams.new_empty(tokens, channels), fn.new_empty(tokens, fn.shape[0] - count)
 
 
-def _post(y: Tensor, streams: Tensor, spread: Tensor) -> Tensor:
-    return streams.new_empty(streams.shape)
-
-
 def _close(streams: Tensor, *_: object, **__: object) -> Tensor:
     return streams.new_empty(streams.shape[0], streams.shape[2])
 
 
-def _second(bank: Tensor, x: Tensor, *_: object, **__: object) -> Tensor:
-    return x.new_empty(x.shape)
+def _second(*given: Tensor, **_: object) -> Tensor:
+    return given[1].new_empty(given[1].shape)
 
 
 SHAPES: dict[str, Callable[..., object]] = {
     "hyper_open": _open,
     "hyper_pre": _pre,
-    "hyper_post": _post,
+    "hyper_post": _second,
     "hyper_close": _close,
     "res_mix": _second,
 }

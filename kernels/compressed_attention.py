@@ -49,14 +49,17 @@ def attend_compressed(
 ) -> Tensor:  # fmt: skip
     """Return the attention of the queries of one sequence, in fp32: q [T, H, D] at ``positions`` [T], rows [S, R]."""
     dim, width = q.shape[-1], ape.shape[-1]
-    keys, content, gate, rest = rows.split([dim, width, width, rows.shape[1] - dim - 2 * width], -1)
+    keys, content, gate, rest = torch.split(rows, [dim, width, width, rows.shape[1] - dim - 2 * width], -1)
     made = compress(content, gate, ape, norm, table, rate, overlap, eps)
     places = torch.arange(len(rows), device=q.device)
     distance = positions.view(-1, 1) - places
     near = (distance >= 0) & (distance < window)
     seen = torch.arange(len(made), device=q.device) < ((positions + 1) // rate).view(-1, 1)
     if topk and len(made) > topk:
-        assert index_q is not None and index_weights is not None and index_ape is not None and index_norm is not None
+        assert index_q is not None
+        assert index_weights is not None
+        assert index_ape is not None
+        assert index_norm is not None
         content, gate = rest.chunk(2, -1)
         small = compress(content, gate, index_ape, index_norm, table, rate, overlap, eps)
         scores = (torch.relu(torch.einsum("thd,sd->ths", index_q.float(), small)) * index_weights.unsqueeze(-1)).sum(1)
@@ -78,7 +81,7 @@ def compressed_attention(
 ) -> Tensor:  # fmt: skip
     """Append the rows of this step to ``kv``, then return the attention of every query.
 
-    Shapes: as ``graph.csa_ops`` says. Raises: TypeError if an index lacks a part.
+    Shapes: as ``graph.csa_ops`` says; an index has all of its four tensors, or none.
     """
     live = positions >= 0
     kv[seq_ids[live].long(), positions[live], 0] = k[live].to(kv.dtype)
@@ -88,9 +91,10 @@ def compressed_attention(
         at = slice(starts[sequence], starts[sequence + 1])
         if length == 0 or at.start == at.stop:
             continue
-        chosen = (None if t is None else t[at] for t in (index_q, index_weights))
+        queries, weights = (None if t is None else t[at] for t in (index_q, index_weights))
         out[at] = attend_compressed(
-            q[at], kv[sequence, :length, 0], positions[at], sinks, ape, norm, table, *chosen, index_ape, index_norm,
+            q[at], kv[sequence, :length, 0], positions[at], sinks, ape, norm, table, queries, weights, index_ape,
+            index_norm,
             rate, overlap, topk, window, scale, eps,
         ).to(q.dtype)  # fmt: skip
     return out
@@ -115,10 +119,10 @@ def paged_compressed_attention(
         pages = page_table[sequence, tokens // page_tokens]
         places, _ = elements(pages, tokens, layer_offset, page_tokens, 1, row_dim, 0, q.element_size())
         positions = torch.arange(length - count, length, device=q.device)
-        chosen = (None if t is None else t[at] for t in (index_q, index_weights))
+        queries, weights = (None if t is None else t[at] for t in (index_q, index_weights))
         out[at] = attend_compressed(
-            q[at], cache[places].squeeze(1), positions, sinks, ape, norm, table, *chosen, index_ape, index_norm, rate,
-            overlap, topk, window, scale, eps,
+            q[at], cache[places].squeeze(1), positions, sinks, ape, norm, table, queries, weights, index_ape,
+            index_norm, rate, overlap, topk, window, scale, eps,
         ).to(q.dtype)  # fmt: skip
     return out
 

@@ -82,7 +82,10 @@ def paged_index_select(
     invariant: bool = False,  # noqa: ARG001  (a row is computed alike in every step)
     choice_bytes: int = CHOICE_BYTES,
 ) -> Tensor:
-    """Return ``paged_index_select``'s result, rows in blocks of ``choice_bytes`` of scores. Shapes: as the reference."""
+    """Return ``paged_index_select``'s result, rows in blocks of ``choice_bytes`` of scores.
+
+    Shapes: as the reference.
+    """
     assert page_table.dtype is q_starts.dtype is kv_lens.dtype is torch.int32
     assert layer_offset.dtype is torch.int64
     q = rows_contiguous(q)

@@ -37,8 +37,8 @@ def sums(k: Tensor, v: Tensor, rate: Tensor, state: Tensor) -> Tensor:
 
 
 def wkv(
-    k: Tensor, v: Tensor, decay: Tensor, first: Tensor, memory: Tensor, blocks: Tensor, offset: Tensor, q_starts: Tensor,
-    positions: Tensor, kv_lens: Tensor,
+    k: Tensor, v: Tensor, decay: Tensor, first: Tensor, memory: Tensor, blocks: Tensor, offset: Tensor,
+    q_starts: Tensor, positions: Tensor, kv_lens: Tensor,
 ) -> Tensor:  # fmt: skip
     """Return the means of every live sequence's values, zeros elsewhere, and move their states on.
 

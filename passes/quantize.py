@@ -21,6 +21,8 @@ from treadle.graph.weights import Int8, WeightExpr
 from treadle.passes.base import BodyEditor, Pass, arguments, as_node, rewrite
 
 Part = Literal["weight", "scale"]
+CHOICES = ("route", "hash_route", "index_select", "compressed_attention")
+"""Ops that choose by what a linear layer gives them; one that reads anything else of one reads it through other ops."""
 
 
 def _quantized(name: str, group: int, what: Part, weights: Mapping[str, WeightExpr]) -> WeightExpr:
@@ -80,7 +82,8 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
 
 def _routes(node: Node) -> bool:
     """Return whether the results are what experts, or the keys of an attention, are chosen by."""
-    return any(user.target in (ops.op("route"), ops.op("index_select")) for user in node.users)
+    choosers = {ops.op(name) for name in CHOICES}
+    return any(user.target in choosers for user in node.users)
 
 
 def _edit_experts(editor: BodyEditor, call: Call, group: int) -> None:

@@ -102,7 +102,7 @@ class _Loader:
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
             case HeadRows(part=part, heads=heads, start=start, count=count, turned=turned):
-                rows = self.evaluate(part).unflatten(0, (heads, -1))[:, start : start + count]
+                rows = self.evaluate(part).view(heads, -1, part.shape[1])[:, start : start + count]
                 return (rows.transpose(1, 2) if turned else rows).contiguous()
             case RopeRows(table=table, rows=rows, rounding=rounding):
                 return rope_rows(table, rows, self._device).to(getattr(torch, rounding)).float()

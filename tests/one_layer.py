@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from oracle_graph import empty_states
-from toy import Toy, load
 from torch import Tensor
+from toy import Toy, load
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.expected import expected

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -128,6 +129,10 @@ def _make(name: str, case: Case, path: Path) -> None:
         model.save_pretrained(path)
         if packed:
             _add_packed(path, packed)
+        if case.surplus:
+            stored = load_file(path / "model.safetensors")
+            kept = {name: tensor for name, tensor in stored.items() if not re.fullmatch(case.surplus, name)}
+            save_file(kept, path / "model.safetensors")
         reference = {}
         for i, prompt in enumerate(prompts()):
             logits, tokens = _greedy(model, prompt)
@@ -181,7 +186,9 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
             weight.copy_(noise * 0.2 + (name in ones))
         elif name in tables:
             # small where it is the head too, or is scaled up: the layers must decide, not the last token
-            weight.copy_(noise * (0.03 if gemma else 0.1 if getattr(model.config, "tie_word_embeddings", False) else 0.5))
+            weight.copy_(
+                noise * (0.03 if gemma else 0.1 if getattr(model.config, "tie_word_embeddings", False) else 0.5)
+            )
         else:
             # experts stacked and stored transposed only change how large activations are
             weight.copy_(noise / math.sqrt(weight.shape[0 if name in transposed else -1]))

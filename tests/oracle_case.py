@@ -46,6 +46,8 @@ class Case:
     """which of transformers' implementations is the reference"""
     packed: bool = False
     """whether the file holds experts in MXFP4"""
+    surplus: str = ""
+    """tensors, as a regular expression, that transformers makes and reads nowhere; published files lack them"""
 
 
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=16.0, beta_slow=2.0)

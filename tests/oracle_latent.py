@@ -24,6 +24,34 @@ GROUPS: Mapping[str, Any] = {"topk_method": "group_limited_greedy"}
 LAYERS: Mapping[str, Any] = {"mlp_layer_types": [DENSE, SPARSE, DENSE], "first_k_dense_replace": LEFT_OUT}
 # With few index heads many sums of relu are 0, and what is chosen among equals is nobody's wish.
 SPARSE_KEYS: Mapping[str, Any] = {**DEEPSEEK, "index_n_heads": 16, "index_head_dim": 24, "index_topk": 6}
+LONGCAT: Mapping[str, Any] = {
+    **MLA,
+    "head_dim": 8,
+    "num_layers": 2,
+    "num_hidden_layers": LEFT_OUT,
+    "intermediate_size": LEFT_OUT,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 6,
+    "moe_topk": 4,
+    "zero_expert_num": 3,
+    "routed_scaling_factor": 1.7,
+}
+KIMI: Mapping[str, Any] = {
+    **MLA,
+    **NO_Q_LORA,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 2,
+    "num_expert_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+    "linear_num_heads": 3,
+    "linear_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 
 LATENT: dict[str, Case] = {
     "deepseek-v2": Case("deepseek_v2", {**DEEPSEEK, **GROUPS, **MSCALE}),
@@ -64,4 +92,17 @@ LATENT: dict[str, Case] = {
     ),
     "axk2": Case("axk2", {**SPARSE_KEYS, "gated_norm_rank": 8, "n_group": None, "topk_group": None}),
     "axk2-groups": Case("axk2", {**SPARSE_KEYS, **MSCALE, **LAYERS, "gated_norm_rank": 4, "attention_bias": True}),
+    "longcat-flash": Case("longcat_flash",
+        {**LONGCAT, **MSCALE}, surplus=r".*\.experts\.[678]\.(gate|up)_proj\.weight",
+    ),
+    "longcat-flash-options": Case("longcat_flash",
+        {**LONGCAT, "zero_expert_num": 0, "moe_topk": 3, "attention_bias": True, "routed_scaling_factor": 0.8},
+    ),
+    "kimi-linear": Case("kimi_linear", KIMI),
+    "kimi-linear-options": Case("kimi_linear",
+        {**KIMI, "num_expert_group": 1, "topk_group": 1, "moe_renormalize": False, "q_lora_rank": 24,
+         "layer_types": LEFT_OUT, "mlp_layer_types": [SPARSE, DENSE, SPARSE], "attention_bias": True,
+         "linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 2, "head_dim": 24,
+                                "short_conv_kernel_size": 3}},
+    ),
 }  # fmt: skip

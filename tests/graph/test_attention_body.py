@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from one_layer import T, rms, run, spec_of
+from torch import Tensor
 from toy import HIDDEN, VOCAB
 
 from treadle.graph.spec import Attention, Gate, Norm, QKNorm, SpecError, Temperature

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import HIDDEN, Shape, Toy, lines
+from toy import Shape, Toy, lines
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.expected import expected
-from treadle.graph.spec import Branch, Layer, Mamba1, Mlp, ModelSpec, Norm, SpecError, Sub
+from treadle.graph.spec import Branch, Layer, Mlp, ModelSpec, Norm, SpecError, Sub
 
 NORM, MLP = Norm(eps=1e-5), Mlp(gated=False, act="relu", intermediate=8)
 
@@ -100,7 +100,3 @@ def test_a_name_that_nothing_left_is_refused(sub: Sub, message: str) -> None:
 def test_what_has_no_kernel_is_refused_by_name() -> None:
     with pytest.raises(SpecError, match=r"layers\.0\.one: input = 'concat_embed' has no kernels yet"):
         body(Sub(name="one", pre=NORM, op=MLP, input="concat_embed"))
-    with pytest.raises(
-        SpecError, match=r"layers\.0\.one: op mamba1 has no kernels yet; there are attention, mlp and moe"
-    ):
-        body(Sub(name="one", pre=NORM, op=Mamba1(state=2, dt_rank=HIDDEN)))

@@ -17,6 +17,7 @@ from treadle.graph.checkpoint import Checkpoint, WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.footprint import (
+    CHOICE_BYTES,
     INVARIANT_ROWS,
     PARTIAL_BYTES,
     RUNTIME_BYTES,
@@ -30,7 +31,7 @@ from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_mem
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import ModelSpec
 from treadle.graph.state import StateBuilder
-from treadle.graph.weights import RopeRows
+from treadle.graph.weights import RopeRows, leaves
 from treadle.passes.quantize import Quantize
 
 LLAMA_8B = {
@@ -45,6 +46,17 @@ LLAMA_8B = {
 }
 GIB = 1 << 30
 EXACT = (
+    "gemma4-moe",
+    "gemma4-shared",
+    "inkling",
+    "deepseek-v4",
+    "hy-v4",
+    "minimax",
+    "recurrent-gemma",
+    "rwkv",
+    "deepseek-v3",
+    "deepseek-v32",
+    "axk2",
     "llama",
     "llama-bias",
     "llama-tied",
@@ -58,6 +70,11 @@ EXACT = (
     "hy-v3",
     "gpt-oss-mxfp4",
     "cohere2-moe",
+    "qwen3-next",
+    "falcon-h1",
+    "falcon-mamba-options",
+    "nemotron-h",
+    "lfm2-options",
 )
 
 
@@ -127,7 +144,7 @@ def test_weights_are_exact(name: str, quantize: str) -> None:
     made = plan_memory(spec, checkpoint.weights, work)
     ropes = sum(expr.nbytes for expr in graph.weights if isinstance(expr, RopeRows))
     assert bytes_of(made, "tables", "rope") == ropes
-    assert bytes_of(made, "weights") == graph.weight_bytes - ropes
+    assert bytes_of(made, "weights") == sum(expr.nbytes for expr in graph.weights if leaves(expr))
     assert made.state == graph.state
 
 
@@ -308,6 +325,20 @@ def test_state_lists_layers_in_order() -> None:
     spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
     state = state_of(spec, {}, StateBuilder("float32", 8)).full
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
+
+
+def test_latents_take_one_row_a_token_and_a_choice_of_keys_its_workspace() -> None:
+    source = open_source(tiny("glm-moe-dsa").path)
+    spec = load_spec("glm_moe_dsa", source.config)
+    weights = Checkpoint(source, spec).weights
+    kept = state_of(spec, weights, StateBuilder("bfloat16", 16)).full.layers
+    latent, index = ("latent", 1, 40, 0), ("index", 1, 24, 0)
+    found = [(layer.kind, layer.kv_heads, layer.k_dim, layer.v_dim) for layer in kept]
+    assert found == [latent, index, latent, latent, index, latent, latent]
+    work = replace(WORK, device="cuda", memory_bytes=8 * GIB, max_len=64)
+    made = plan_memory(spec, weights, work)
+    assert bytes_of(made, "workspace", "choice of keys") == 2 * CHOICE_BYTES
+    assert bytes_of(plan(device="cuda"), "workspace", "choice of keys") == 0
 
 
 def test_counts_and_masks_of_tokens_are_planned_and_a_history_only_for_processors() -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 from one_layer import T, rms, run, spec_of
-from toy import HIDDEN, VOCAB
 from torch import Tensor
+from toy import HIDDEN, VOCAB
 
 from treadle.graph.spec import Gate, Index, Mla, Norm, RopeTable, SpecError
 from treadle.kernels.rope import rope

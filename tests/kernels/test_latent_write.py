@@ -39,8 +39,9 @@ def test_it_compiles_for_sm_90():
         """
 from treadle.kernels.latent_write_triton import latent_write
 latent_write(
-    torch.zeros(3, 576, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.uint8), torch.zeros(2, 5, dtype=torch.int32),
-    torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64), torch.tensor(0), 16, pdl=True,
+    torch.zeros(3, 576, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.uint8),
+    torch.zeros(2, 5, dtype=torch.int32), torch.zeros(3, dtype=torch.int32),
+    torch.zeros(3, dtype=torch.int64), torch.tensor(0), 16, pdl=True,
 )
 """
     )

@@ -43,8 +43,8 @@ def test_cpp_equals_the_reference(data: st.DataObject):
     pages = latents(lengths, k_dim, draw(1, 3, 16, 32), draw(*TOLERANCE), data.draw(st.integers(0, 99)))
     choices = 0 if any(count > length for count, length in zip(counts, lengths)) else draw(0, 0, 5, 70)
     args = arguments(
-        pages, lengths, counts, draw(1, 3, 5, 16, 100), draw(8, k_dim - 5, k_dim), 0 if choices else draw(0, 1, 17, 300),
-        draw(False, True), draw(0, 2), choices,
+        pages, lengths, counts, draw(1, 3, 5, 16, 100), draw(8, k_dim - 5, k_dim),
+        0 if choices else draw(0, 1, 17, 300), draw(False, True), draw(0, 2), choices,
     )  # fmt: skip
     close(CPP(*args), REFERENCE(*args))
 

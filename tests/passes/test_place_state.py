@@ -1,8 +1,12 @@
 """Before / Expected of PlaceState; the numeric proof of every form is in test_pipeline."""
 
+from one_layer import spec_of
 from toy import Toy, lines
 
-from treadle.graph.ir import Level, Role, role
+from treadle.graph.build import BuildOptions, build
+from treadle.graph.expected import expected
+from treadle.graph.ir import Graph, Level, Role, role
+from treadle.graph.spec import Index, Mla, RopeTable
 from treadle.graph.weights import Ints
 from treadle.passes.place_state import PlaceState
 
@@ -26,3 +30,33 @@ def test_every_layer_knows_its_place_in_a_page() -> None:
     layer_bytes = 2 * 2 * 16 * 4 * 4  # k and v, heads, dim, fp32, tokens of a page
     offsets = [call.weights["kv_offset"] for call in graph.calls if call.layer is not None]
     assert offsets == [Ints((i * layer_bytes,)) for i in range(3)]
+
+
+def sparse() -> Graph:
+    index = Index(kind="dsa", heads=2, dim=8, topk=3)
+    op = Mla(heads=4, kv_lora=16, rope_dim=8, nope=12, v_dim=20, rope=RopeTable(dim=8), index=index)
+    spec = spec_of(op)
+    wanted = {name: item for name, item in expected(spec).items() if item.required}
+    return build(spec, wanted, BuildOptions(dtype="float32", max_len=64, page_tokens=4))
+
+
+def test_latents_and_the_keys_that_choose_among_them_have_slots_of_their_own() -> None:
+    before = sparse()
+    after = PlaceState()(before)
+    found = lines(after)
+    where = "arena, page_table, q_starts, kv_lens"
+    stored = "arena, page_table, seq_ids, positions"
+    write = found.index(f"op.latent_write(attn_index_k, {stored}, attn_keys_offset, 4)")
+    choice = f"op.paged_index_select(attn_index_q_heads, attn_index_weights, {where}, attn_keys_offset, 4, 3)"
+    assert found[write + 1] == f"attn_index = {choice}"
+    write = found.index(f"op.latent_write(attn_k, {stored}, attn_latent_offset, 4)")
+    scale = 20**-0.5
+    rest = f"attn_latent_offset, None, 4, {scale}, 16, 0, attn_index"
+    assert found[write + 1] == f"attn_attention = op.paged_latent_attention(attn_q_absorbed, {where}, {rest})"
+    call = next(call for call in after.calls if call.layer == 0)
+    assert [call.weights[f"attn_{name}_offset"] for name in ("latent", "keys")] == [
+        Ints((0,)),
+        Ints((4 * 24 * 4 + 128,)),
+    ]
+    kept = [(layer.kind, layer.k_dim, layer.v_dim) for layer in before.state.full.layers]
+    assert kept == [("latent", 24, 0), ("index", 8, 0)]

@@ -43,6 +43,7 @@ FUSIBLE = (
     "llama-bias", "qwen3-bias-window", "gemma2", "gemma3", "llama-wide-heads", "granite_swa", "cohere-qk-norm-bias",
     "hunyuan_v1_dense", "diffllama", "smollm3-window", "stablelm-parallel", "falcon-alibi", "mpt-clip", "opt-350m",
     "mixtral", "qwen3-moe", "qwen2-moe", "gpt-oss-mxfp4", "glm4-moe", "mimo-v2-flash", "phimoe-options", "llama4",
+    "deepseek-v3", "glm-moe-dsa",
 )  # fmt: skip
 
 
