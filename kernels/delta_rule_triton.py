@@ -15,7 +15,7 @@ from treadle.kernels.delta_rule_steps_triton import delta_steps
 
 CHUNK = 64
 """Tokens of a chunk."""
-FP32_CHUNK = 32
+FP32_CHUNK = 16
 """The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
@@ -114,7 +114,7 @@ def chunks(
         K_HEADS=k.shape[1],
         BLOCK_V=block_v,
         L2NORM=l2norm,
-        num_warps=8 if by_channel or block_k > 128 or q.dtype is torch.float32 else 4,
+        num_warps=8,
         **constants,
         **options,
     )

@@ -37,6 +37,8 @@ from treadle.kernels.blocks_triton import (
 
 CHUNK = 64
 """Tokens of a chunk."""
+FP32_CHUNK = 16
+"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -191,11 +193,11 @@ def ssm_scan(
             *inputs,
             BLOCK_P=wide,
             BLOCK_N=max(block_n, 16),
-            CHUNK=CHUNK,
+            CHUNK=FP32_CHUNK if x.dtype is torch.float32 else CHUNK,
             STAGES=2 if x.dtype is not torch.float32 and block_n <= 256 else 1,
             COMPUTE=element(x.dtype),
             PRECISION=precision(x.dtype),
-            num_warps=4 if block_n <= 128 else 8,
+            num_warps=8,
             **sizes,
         )
     tall = max(min(block_p, 4096 // block_n), 1)
