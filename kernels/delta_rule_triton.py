@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from treadle.kernels.blocks_native import rows_dense
-from treadle.kernels.blocks_triton import arena, at_most, element, precision
+from treadle.kernels.blocks_triton import arena, at_most, element, precision, turns
 from treadle.kernels.delta_rule_chunks_triton import advance, prepare
 from treadle.kernels.delta_rule_steps_triton import delta_steps
 
@@ -101,7 +101,7 @@ def chunks(
         "COMPUTE": element(q.dtype),
         "PRECISION": precision(q.dtype),
     }
-    prepare[(at_most(tokens, sequences, chunk), heads)](
+    prepare[(min(at_most(tokens, sequences, chunk), tokens // chunk + 1), heads)](
         *given,
         *by_row,
         fades,
@@ -120,7 +120,9 @@ def chunks(
     )
     wide = min(block_v, 32)
     roomy = q.dtype is not torch.float32 and block_k <= 128
-    advance[(triton.cdiv(v_dim, wide), heads, min(sequences, tokens // LEAST))](
+    programs = triton.cdiv(v_dim, wide) * heads
+    most = min(sequences, tokens // LEAST)
+    advance[(triton.cdiv(v_dim, wide), heads, turns(most, programs, q.device))](
         *by_row,
         fades,
         out,
