@@ -9,6 +9,8 @@ so that a captured step serves any lengths. Sequences are looked through SEQUENC
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -43,6 +45,20 @@ def at_most(tokens: int, sequences: int, chunk: int) -> int:
     return min(tokens // chunk + sequences, tokens)
 
 
+@functools.cache
+def _processors(device: torch.device) -> int:
+    # The interpreter runs programs one after the other: few, so that they take turns.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+def turns(most: int, each: int, device: torch.device) -> int:
+    """Return how many of ``most`` items have programs of their own, ``each`` an item; the others take turns with them.
+
+    Most of what there could be is not there, and programs that find nothing to do take time too.
+    """
+    return max(min(most, -(-2 * _processors(device) // each)), 1)
+
+
 @triton.jit
 def state_at(memory, blocks, offset, sequence, ITEM: tl.constexpr):
     """Return where the part of a sequence begins; ``memory`` has elements of ITEM bytes."""
@@ -67,7 +83,7 @@ def rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs):
 def find_chunk(
     item, q_starts, kv_lens, num_rows, num_seqs, LEAST: tl.constexpr, CHUNK: tl.constexpr, DEAD: tl.constexpr
 ):  # fmt: skip
-    """Return (sequence, number of a chunk of CHUNK tokens in it) of an item of work.
+    """Return (sequence, number of a chunk of CHUNK tokens in it) of an item of work, and how many items there are.
 
     Live sequences of LEAST tokens or more have chunks; with DEAD the others too, and the rows past the last sequence.
     The sequence is num_seqs + DEAD if there are not so many items.
@@ -88,11 +104,11 @@ def find_chunk(
         sequence += tl.sum(before.to(tl.int32), 0)
         first = tl.maximum(first, tl.max(tl.where(before, upto, 0), 0))
         items = tl.max(upto, 0)
-    return sequence, item - first
+    return sequence, item - first, items
 
 
 @triton.jit
 def find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST: tl.constexpr):
-    """Return the live sequence of LEAST tokens or more before which there are ``rank``; num_seqs if there is none."""
-    sequence, _ = find_chunk(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST, 1 << 30, False)
-    return sequence
+    """Return the live sequence of LEAST tokens or more before which there are ``rank``, and how many there are."""
+    sequence, _, items = find_chunk(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST, 1 << 30, False)
+    return sequence, items

@@ -74,7 +74,7 @@ def convolve(
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     sequence, number = tl.program_id(1), 0
     if not BY_SEQUENCE:
-        sequence, number = find_chunk(sequence, q_starts, kv_lens, num_rows, num_seqs, 1, BLOCK_T, True)
+        sequence, number, _ = find_chunk(sequence, q_starts, kv_lens, num_rows, num_seqs, 1, BLOCK_T, True)
     start = tl.zeros((1, BLOCK_C), tl.float32)
     if HAS_BIAS:
         start += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)[None, :]

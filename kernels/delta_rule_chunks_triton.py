@@ -102,18 +102,19 @@ def prepare(
     BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, L2NORM: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (as many chunks as there can be, heads).
+    """Grid (any number of programs that take turns at the chunks, heads).
 
     Workspace, by row of the step: queries (q exp(c)), keys (k exp(c[n] - c)) and reads (T (beta k exp(c))) [T, H, Dk],
     wants (T (beta v)) [T, H, Dv], pairs (tril(Q)) [T, H, CHUNK]; by chunk: fades (exp(c[n])) [., H, Dk] or [., H].
     """
     head = tl.program_id(1)
     key_head = head // (HEADS // K_HEADS)
-    sequence, number = find_chunk(tl.program_id(0), q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
+    _, _, items = find_chunk(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if sequence < num_seqs:
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        sequence, number, _ = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
         begin = tl.load(q_starts + sequence)
         first = begin + number * CHUNK
         left = tl.load(q_starts + sequence + 1) - first
@@ -176,20 +177,21 @@ def advance(
     BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of value channels, heads, as many sequences of LEAST tokens as there can be)."""
+    """Grid (blocks of value channels, heads, any number of programs that take turns at the sequences)."""
     head = tl.program_id(1)
-    sequence = find_sequence(tl.program_id(2), q_starts, kv_lens, num_rows, num_seqs, LEAST)
     r, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     c = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    if sequence < num_seqs:
+    _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for rank in range(tl.program_id(2), ranks, tl.num_programs(2)):
+        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
         first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (d < K_DIM)[:, None] & (c < V_DIM)[None, :]
         at = state_at(memory, blocks, offset, sequence, 4) + head * (K_DIM * V_DIM)
         at = at + (d * V_DIM)[:, None] + c[None, :]
         state = tl.load(at, mask=inside & (d < tl.where(old, K_DIM, 0))[:, None], other=0.0)
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()
         slot = first // CHUNK + sequence
         for number in tl.range(0, tl.cdiv(end - first, CHUNK), num_stages=STAGES):
             row = first + number * CHUNK + r
@@ -214,6 +216,3 @@ def advance(
             key = tl.load(keys + by_key, mask=wide, other=0.0).to(COMPUTE)
             state += tl.dot(tl.trans(key), change, input_precision=PRECISION)
         tl.store(at, state, mask=inside)
-    elif PDL:
-        gdc_wait()
-        gdc_launch_dependents()

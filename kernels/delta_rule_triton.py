@@ -9,13 +9,13 @@ import triton
 from torch import Tensor
 
 from treadle.kernels.blocks_native import rows_dense
-from treadle.kernels.blocks_triton import arena, at_most, element, precision
+from treadle.kernels.blocks_triton import arena, at_most, element, precision, turns
 from treadle.kernels.delta_rule_chunks_triton import advance, prepare
 from treadle.kernels.delta_rule_steps_triton import delta_steps
 
 CHUNK = 64
 """Tokens of a chunk."""
-FP32_CHUNK = 32
+FP32_CHUNK = 16
 """The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
@@ -101,7 +101,7 @@ def chunks(
         "COMPUTE": element(q.dtype),
         "PRECISION": precision(q.dtype),
     }
-    prepare[(at_most(tokens, sequences, chunk), heads)](
+    prepare[(min(at_most(tokens, sequences, chunk), tokens // chunk + 1), heads)](
         *given,
         *by_row,
         fades,
@@ -114,13 +114,15 @@ def chunks(
         K_HEADS=k.shape[1],
         BLOCK_V=block_v,
         L2NORM=l2norm,
-        num_warps=8 if by_channel or block_k > 128 or q.dtype is torch.float32 else 4,
+        num_warps=8,
         **constants,
         **options,
     )
     wide = min(block_v, 32)
     roomy = q.dtype is not torch.float32 and block_k <= 128
-    advance[(triton.cdiv(v_dim, wide), heads, min(sequences, tokens // LEAST))](
+    programs = triton.cdiv(v_dim, wide) * heads
+    most = min(sequences, tokens // LEAST)
+    advance[(triton.cdiv(v_dim, wide), heads, turns(most, programs, q.device))](
         *by_row,
         fades,
         out,

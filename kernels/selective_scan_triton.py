@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle.kernels.blocks_native import rows_dense, whole
-from treadle.kernels.blocks_triton import arena, at_most, find_chunk, find_sequence, rows_of, state_at
+from treadle.kernels.blocks_triton import arena, at_most, find_chunk, find_sequence, rows_of, state_at, turns
 
 SEGMENT = 128
 """Tokens of a segment."""
@@ -103,16 +103,17 @@ def selective_segments(
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
     LEAST: tl.constexpr, SEGMENT: tl.constexpr, RESULTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, as many segments as there can be): `ends`, or with RESULTS `scan`.
+    """Grid (blocks of channels, programs that take turns at the segments): `ends`, or with RESULTS `scan`.
 
     Workspace, by segment: states [., I, N] and totals [., I].
     """
     i, n = tl.program_id(0) * BLOCK_I + tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_N)
-    sequence, number = find_chunk(tl.program_id(1), q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
+    _, _, items = find_chunk(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if sequence < num_seqs:
+    for item in range(tl.program_id(1), items, tl.num_programs(1)):
+        sequence, number, _ = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
         begin, end = tl.load(q_starts + sequence), tl.load(q_starts + sequence + 1)
         slot = (begin // SEGMENT + sequence + number).to(tl.int64)
         first = begin + number * SEGMENT
@@ -144,13 +145,14 @@ def join_segments(
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
     SEGMENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, as many sequences of LEAST tokens as there can be)."""
+    """Grid (blocks of channels, programs that take turns at the sequences)."""
     i, n = tl.program_id(0) * BLOCK_I + tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_N)
-    sequence = find_sequence(tl.program_id(1), q_starts, kv_lens, num_rows, num_seqs, LEAST)
+    _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if sequence < num_seqs:
+    for rank in range(tl.program_id(1), ranks, tl.num_programs(1)):
+        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
         first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (i < CHANNELS)[:, None] & (n < SIZE)[None, :]
         cell = (i * SIZE)[:, None] + n[None, :]
@@ -215,8 +217,8 @@ def selective_scan(
         slots = tokens // SEGMENT + sequences
         states = torch.empty((slots, channels, size), dtype=torch.float32, device=x.device)
         totals = torch.empty((slots, channels), dtype=torch.float32, device=x.device)
-        segments = at_most(tokens, sequences, SEGMENT)
-        longs = min(sequences, tokens // LEAST)
+        segments = min(at_most(tokens, sequences, SEGMENT), tokens // SEGMENT + 1)
+        longs = turns(min(sequences, tokens // LEAST), programs, x.device)
         memory, _, _, _, _, *numbers = state
         given = (*inputs, states, totals, memory, blocks, offset, q_starts, *numbers, *strides)
         options = {"SEGMENT": SEGMENT, **sizes}

@@ -33,10 +33,13 @@ from treadle.kernels.blocks_triton import (
     precision,
     rows_of,
     state_at,
+    turns,
 )
 
 CHUNK = 64
 """Tokens of a chunk."""
+FP32_CHUNK = 16
+"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -95,13 +98,17 @@ def ssm_chunks(
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, heads, as many sequences of LEAST tokens as there can be)."""
+    """Grid (blocks of channels, heads, any number of programs that take turns at the sequences)."""
     head = tl.program_id(1)
     group = head // (HEADS // GROUPS)
-    sequence = find_sequence(tl.program_id(2), q_starts, kv_lens, num_rows, num_seqs, LEAST)
     p, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
     r = tl.arange(0, CHUNK)
-    if sequence < num_seqs:
+    _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for rank in range(tl.program_id(2), ranks, tl.num_programs(2)):
+        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
         first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (p < DIM)[:, None] & (n < SIZE)[None, :]
         at = state_at(memory, blocks, offset, sequence, 4) + head * (DIM * SIZE)
@@ -111,9 +118,6 @@ def ssm_chunks(
         skipped = 0.0
         if SKIP:
             skipped = tl.load(skip + head)
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()
         for start in tl.range(first, end, CHUNK, num_stages=STAGES):
             row = start + r
             live, t = row < end, row.to(tl.int64)
@@ -137,9 +141,6 @@ def ssm_chunks(
             added = (value.to(tl.float32) * rest[:, None]).to(COMPUTE)
             state = state * tl.exp(total) + tl.dot(tl.trans(added), key, input_precision=PRECISION)
         tl.store(at, state, mask=inside)
-    elif PDL:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 def ssm_scan(
@@ -187,15 +188,16 @@ def ssm_scan(
     block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     if least:
         wide = min(max(block_p, 16), 32)
-        ssm_chunks[(triton.cdiv(dim, wide), heads, min(sequences, tokens // LEAST))](
+        most, programs = min(sequences, tokens // LEAST), triton.cdiv(dim, wide) * heads
+        ssm_chunks[(triton.cdiv(dim, wide), heads, turns(most, programs, x.device))](
             *inputs,
             BLOCK_P=wide,
             BLOCK_N=max(block_n, 16),
-            CHUNK=CHUNK,
+            CHUNK=FP32_CHUNK if x.dtype is torch.float32 else CHUNK,
             STAGES=2 if x.dtype is not torch.float32 and block_n <= 256 else 1,
             COMPUTE=element(x.dtype),
             PRECISION=precision(x.dtype),
-            num_warps=4 if block_n <= 128 else 8,
+            num_warps=8,
             **sizes,
         )
     tall = max(min(block_p, 4096 // block_n), 1)

@@ -49,6 +49,8 @@ SCRIPTS = {
         Step([(0, 1), (2, 1), (1, 0)]),
     ],
 }  # fmt: skip
+SHORT = [Step([(0, 67), (1, 2)], 2), Step([(1, 33), (0, 1)]), Step([(0, 18)])]
+"""A script with few tokens, for kernels that take long."""
 LONGEST = 160
 """Tokens that a script takes of one sequence at most."""
 
@@ -81,10 +83,15 @@ def play(
             continue
         out, state = case.expected(sequence, tokens)
         mine = torch.cat(got[sequence]).double()
+        kept = steps.part(sequence).cpu().view(case.state_dtype).reshape(state.shape).double()
+        if device == "cuda" and dtype is not torch.float32:
+            # Tensor cores take rounded operands: single elements, near 0 by chance, have no bound of their own.
+            for one, other in ((mine, out), (kept, state.double())):
+                assert float((one - other).norm()) <= tolerance / 2 * float(other.norm())
+            continue
         torch.testing.assert_close(mine, out, atol=tolerance, rtol=tolerance)
-        kept = steps.part(sequence).cpu().view(case.state_dtype).reshape(state.shape)
         tight = TOLERANCE[torch.float32] if exact else tolerance
-        torch.testing.assert_close(kept.double(), state.double(), atol=tight, rtol=tight)
+        torch.testing.assert_close(kept, state.double(), atol=tight, rtol=tight)
     return steps
 
 
@@ -98,12 +105,12 @@ def bits(op: Op, case: Case, script: Sequence[Step], device: str = "cpu", **opti
     return torch.cat(got), steps.part(0).clone()
 
 
-def same_in_any_company(op: Op, case: Case, device: str = "cpu", **options: Any) -> None:
+def same_in_any_company(op: Op, case: Case, tokens: int, device: str = "cpu", **options: Any) -> None:
     """What becomes of a sequence must not depend, by a bit, on how it is cut and who is beside it."""
-    alone = bits(op, case, [Step([(0, 90)])], device, **options)
+    alone = bits(op, case, [Step([(0, tokens)])], device, **options)
     for script in (
-        [Step([(0, 64)]), Step([(1, 5), (0, 26)])],
-        [Step([(1, 20), (0, 1)], 2), *[Step([(0, 1), (2, 1)])] * 3, Step([(2, 70), (0, 86), (1, 1)])],
+        [Step([(0, tokens - 7)]), Step([(1, 5), (0, 7)])],
+        [Step([(1, 9), (0, 1)], 2), *[Step([(0, 1), (2, 1)])] * 2, Step([(2, 17), (0, tokens - 3), (1, 1)])],
     ):
         for one, other in zip(bits(op, case, script, device, **options), alone):
             assert torch.equal(one, other)

@@ -37,15 +37,14 @@ class Steps:
         begin = self.blocks[sequence] * UNIT + self.offset
         return self.memory[begin : begin + self.part_bytes]
 
-    def run(
-        self, op: Op, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], after: Sequence[Any],
-        step: Sequence[tuple[int, int]], padding: int = 0, dead: Sequence[int] = (), **options: Any,
-    ) -> list[Tensor]:  # fmt: skip
-        """Run ``step``, pairs (sequence, tokens), and return the results of each pair.
+    def inputs(
+        self, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], step: Sequence[tuple[int, int]],
+        padding: int = 0, dead: Sequence[int] = (),
+    ) -> list[Any]:  # fmt: skip
+        """The arguments of a step, up to the state: pairs (sequence, tokens), which move on.
 
-        ``rows[sequence]`` are the op's arguments with a row a token, for the whole history; ``constants`` all before
-        the state, with ROW for those; ``after`` what follows the state. ``dead`` are the pairs whose sequence has
-        ended; ``padding`` rows follow.
+        ``rows[sequence]`` are those with a row a token, for the whole history; ``constants`` all of them, with ROW for
+        those. ``dead`` are the pairs whose sequence has ended; ``padding`` rows follow.
         """
         flat, positions, lengths = [], [], []
         for index, (sequence, tokens) in enumerate(step):
@@ -65,8 +64,19 @@ class Steps:
         where = torch.tensor(positions, dtype=torch.int64, device=self.device)
         offset = torch.tensor([self.offset], dtype=torch.int64, device=self.device)
         fixed = [x.to(self.device) if isinstance(x, Tensor) else x for x in constants]
-        out = op(*merge(together, fixed), self.memory, ints[0], offset, ints[1], where, ints[2], *after, **options)
-        return [out[begin:end].cpu() for begin, end in pairwise(starts)]
+        return [*merge(together, fixed), self.memory, ints[0], offset, ints[1], where, ints[2]]
+
+    def run(
+        self, op: Op, rows: Sequence[Sequence[Tensor]], constants: Sequence[Any], after: Sequence[Any],
+        step: Sequence[tuple[int, int]], padding: int = 0, dead: Sequence[int] = (), **options: Any,
+    ) -> list[Tensor]:  # fmt: skip
+        """Run a step, and return the results of each pair; all others must be zeros. ``after``: the last arguments."""
+        out = op(*self.inputs(rows, constants, step, padding, dead), *after, **options)
+        starts = [0, *accumulate(tokens for _, tokens in step)]
+        results = [out[begin:end].cpu() for begin, end in pairwise(starts)]
+        assert not out[starts[-1] :].count_nonzero(), "padding is not zero"
+        assert not any(results[index].count_nonzero() for index in dead), "rows of ended sequences are not zero"
+        return results
 
 
 def merge(rows: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
