@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import takewhile
 
 import pytest
 
@@ -9,6 +10,10 @@ from treadle.serve.bench.play import EnginePlayer, Trace
 from treadle.serve.bench.sessions import measure_return, measure_sessions
 
 VOCAB = 160
+
+
+def common(one, other):
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 class Counting:
@@ -23,8 +28,8 @@ class Counting:
     def play(self, prompts, num_tokens, at_s=None):
         for prompt in prompts:
             whole = (*prompt, *[7] * (num_tokens - 1))
-            reused = max((len(each) for each in self.known if each == whole[: len(each)]), default=0)
-            if reused:
+            reused = max((common(each, whole) for each in self.known), default=0)
+            if any(each == whole[: len(each)] for each in self.known):
                 self.turns += 1
                 if self.forgets and self.turns % self.forgets == 0:
                     reused = 0
