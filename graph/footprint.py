@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from treadle.conf.size import format_bytes
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.demand import BLOCK_NAME, KindPlan
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
 from treadle.graph.spec import (
@@ -249,6 +251,26 @@ def workspace_rows(
         *([MemoryRow("workspace", "choice of keys", choice)] if choice else []),
         MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
+
+
+def state_rows(
+    state: State, arena_bytes: int, num_pages: int, kinds: Iterable[KindPlan], checkpoint_bytes: int
+) -> list[MemoryRow]:
+    """Return the bytes of the arena: what ``kinds`` are planned to take, and what is left for later requests.
+
+    Where there is but one kind it may have everything.
+    """
+    if not state.needs_checkpoints:
+        pages = f"kv cache, {num_pages} pages of {state.page_tokens} tokens and a scratch page"
+        return [MemoryRow("state", pages, arena_bytes)]
+    rows = []
+    for kind in kinds:
+        count = kind.planned_bytes // kind.item_bytes
+        what = f"{count} blocks" if kind.name == BLOCK_NAME else f"{count} pages of {state.page_tokens} tokens"
+        rows.append(MemoryRow("state", f"{kind.name}, {what}", kind.planned_bytes))
+    left = arena_bytes - state.scratch_bytes - sum(row.nbytes for row in rows)
+    kept = f"kept for later requests, checkpoints of it up to {format_bytes(checkpoint_bytes)}"
+    return [*rows, MemoryRow("state", kept, left), MemoryRow("state", "scratch", state.scratch_bytes)]
 
 
 def runtime_row(device: str) -> MemoryRow:
