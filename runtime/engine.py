@@ -18,7 +18,7 @@ import msgspec
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepShape
 from treadle.graph.state import State
-from treadle.kernels.backend.protocol import Backend, Event
+from treadle.kernels.backend.protocol import Backend, Event, Stream
 from treadle.runtime.plan import Plan
 from treadle.runtime.processors import make_processors
 from treadle.runtime.request import (
@@ -39,9 +39,13 @@ from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.tiers.tiers import Tiers
 from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
+
+TRANSFER_WAIT_S = 0.002
+"""How long a loop without a step waits for a transfer before it looks for requests again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ class EngineSettings:
     prefix_cache: bool = True
     checkpoint_bytes: int | None = None
     """what checkpoints may take of the arena; None: all that nothing else needs"""
+    flight_bytes: int = 256 << 20
+    """state that is on its way out of the arena at a time"""
     checkpoint_tokens: int = 64
     """what a checkpoint must spare at least"""
     vocab: int
@@ -94,13 +100,14 @@ class Engine:
 
     def __init__(
         self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
-        buckets: Buckets | None = None,
+        buckets: Buckets | None = None, tiers: Callable[[Stream], Tiers | None] = lambda _: None,
     ) -> None:  # fmt: skip
         """``arena`` has a kind for each of the state's (``arena_kinds``), and nothing taken.
 
-        Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
+        Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given. ``tiers`` gives
+        where state goes that leaves the arena, for the stream of the steps.
         """
-        memory = StateMemory(
+        self._memory = memory = StateMemory(
             arena,
             state,
             max_step_tokens=settings.max_step_tokens,
@@ -132,6 +139,8 @@ class Engine:
         )
         # Behind what was launched until now: the contents of weights, arena and slots.
         self._stream = backend.stream(overlap=settings.overlap)
+        if (opened := tiers(self._stream)) is not None:
+            memory.attach(opened, settings.flight_bytes)
         self._in_flight: deque[_Launched] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
@@ -143,7 +152,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._sequences or self._in_flight or self._outputs)
+        return bool(self._sequences or self._in_flight or self._outputs or self._memory.busy)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -195,13 +204,17 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self._launch(plan))
+        elif moves := self._memory.moves():
+            self._stream.submit(self._stepper.copy, moves)
         # One step stays in flight while there is a next one to schedule.
         depth = 1 if plan is not None and self._settings.overlap else 0
         outputs, self._outputs = self._outputs, []
         while len(self._in_flight) > depth:
             outputs += self._collect(self._in_flight[0])
-        if not self._checked and not self._sequences and not self._in_flight:
+        if not self._checked and not self._sequences and not self._in_flight and not self._memory.busy:
             self._heal()
+        if plan is None and not outputs and self._memory.tiers is not None and self._memory.busy:
+            self._memory.tiers.wait(TRANSFER_WAIT_S)
         return outputs
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None, *, workspace_bytes: int = 0) -> None:
@@ -226,6 +239,8 @@ class Engine:
 
     def close(self) -> None:
         """End the stream; what is in flight is finished first."""
+        if self._memory.tiers is not None:
+            self._memory.tiers.close()
         self._stream.close()
 
     def _check(self, request: Request) -> None:

@@ -92,6 +92,7 @@ class Scheduler:
         """Return the next step, None if nothing can advance before a step in flight is collected."""
         plan = Plan()
         self._lacking = 0
+        self.memory.poll(self.waiting)
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
         # Copies, since forks join the list and the preempted leave it.
@@ -234,7 +235,8 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
         """Let a running sequence take memory, at the price of the youngest; False if it must skip this step."""
         while not take():
-            promised = sum(len(each.pages) for each in self.running if each.leaving or each.finish_reason)
+            leaving = (len(each.pages) for each in self.running if each.leaving or each.finish_reason)
+            promised = self.memory.promised + sum(leaving)
             if self._lacking < promised:
                 self._lacking += 1
                 return False

@@ -116,6 +116,10 @@ class Sequence:
         """where that begins, in units of 256 bytes"""
         self.stops: list[int] = []
         """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
+        self.asked = False
+        """tiers have been asked for its state since it began to wait"""
+        self.looked = False
+        """and already when it stood further back in the queue"""
         self.cut = False
         """it was ended by somebody else, at a token that need not be the last one computed"""
         self.node: Node | None = None

@@ -19,9 +19,11 @@ from treadle.graph.buckets import assign_buckets
 from treadle.graph.program import StepInputs
 from treadle.graph.state import UNIT_BYTES, Block, BlockPart, LayerKV, PagedKV, State
 from treadle.kernels.backend.cpu import CpuBackend
+from treadle.kernels.backend.protocol import Stream
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.request import Output, Request, SamplingParams, spread
 from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.tiers.tiers import Tiers
 
 VOCAB = 24
 PAGE_TOKENS = 4
@@ -183,11 +185,13 @@ class Bench:
         captured: bool = False,
         state: State = STATE,
         others: int | None = None,
+        host_bytes: int = 0,
         **settings: object,
     ) -> None:
         """``captured``: steps are padded to buckets and replayed, as on a GPU.
 
-        The arena holds ``num_pages`` of the first group and ``others`` of every other kind at once.
+        The arena holds ``num_pages`` of the first group and ``others`` of every other kind at once;
+        what leaves it has ``host_bytes``.
         """
         self.backend = backend = CapturingBackend() if captured else CpuBackend(threads=1)
         self.arena = make_arena(state, {0: num_pages, **dict.fromkeys(range(1, 9), others or num_pages)}, backend)
@@ -202,13 +206,27 @@ class Bench:
         limits = EngineSettings(**options)
         buckets = assign_buckets(limits.max_num_seqs, limits.max_step_tokens) if captured else None
         self.engine = Engine(
-            executor=self.model, backend=backend, arena=self.arena, state=state, settings=limits, buckets=buckets
+            executor=self.model,
+            backend=backend,
+            arena=self.arena,
+            state=state,
+            settings=limits,
+            buckets=buckets,
+            tiers=partial(self._open_tiers, host_bytes),
         )
         if captured:
             self.model.warming = True
             self.engine.warm_up()
             self.model.warming = False
         self.outputs: dict[str, list[Output]] = {}
+
+    def _open_tiers(self, host_bytes: int, stream: Stream) -> Tiers | None:
+        if not host_bytes:
+            return None
+        sizes = [pool.item_bytes for pool in self.arena.pools]
+        return Tiers(
+            self.backend, self.arena.bytes, stream, host_bytes=host_bytes, sizes=sizes, model="history", layout="0"
+        )
 
     def add(
         self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), salt: str | None = None, **params: object

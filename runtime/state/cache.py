@@ -9,6 +9,7 @@ from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
+from treadle.runtime.state.digest import item_key
 from treadle.runtime.state.holders import Holders
 from treadle.runtime.state.prefix import Match, Node, PrefixTree
 from treadle.runtime.state.room import Room
@@ -38,7 +39,7 @@ class PrefixCache:
 
     def match(self, sequence: Sequence) -> Match | None:
         """Return what is known of a sequence, locked; None if the next step will know enough more to wait for it."""
-        match = self.tree.match(sequence.readable, self._salt(sequence), self._step)
+        match = self.tree.match(sequence.readable, self.salt(sequence), self._step)
         if match.later >= match.position + self.policy.least_tokens:
             return None
         self.tree.lock(match.node)
@@ -79,7 +80,7 @@ class PrefixCache:
         count = num_tokens // self._page_tokens
         if count == 0:
             return
-        node = self.tree.insert(sequence.tokens, sequence.pages[:count], self._salt(sequence))
+        node = self.tree.insert(sequence.tokens, sequence.pages[:count], self.salt(sequence))
         self.tree.lock(node)
         self.leave(sequence)
         sequence.node = node
@@ -115,32 +116,50 @@ class PrefixCache:
         self.lock(snapshot)
         self._fixed.append(snapshot)
 
-    def leave_tail(self, sequence: Sequence, *, comes_back: bool) -> None:
+    def leave_tail(self, sequence: Sequence, *, comes_back: bool) -> tuple[Node, Snapshot] | None:
         """Keep the state of a sequence that leaves, whose full pages are in the tree: what it holds changes owner.
 
-        ``comes_back``: it will be the one to go on from there.
+        ``comes_back``: it will be the one to go on from there. Returns what is there then, and where.
         """
         position = sequence.num_valid
         full, rest = divmod(position, self._page_tokens)
         if position == 0 or not sequence.is_exact or not (rest or self._state.needs_checkpoints):
-            return
-        node = sequence.node if full else self.tree.root(self._salt(sequence))
+            return None
+        node = sequence.node if full else self.tree.root(self.salt(sequence))
         assert node is not None
         tail = sequence.tokens[position - rest : position].tobytes()
         owner = sequence.id if comes_back else ""
         known = next((each for each in node.snapshots if each.tail == tail), None)
         if known is not None:
             known.owner = known.owner or owner
-            return
+            return node, known
         if not comes_back and not self._keep_budget(self._tail_bytes(rest)):
-            return
+            return None
         items = [(sequence.pages.pop(full),) if rest else (), *self._share_windows(sequence, position)]
         if self._block is not None:
             assert sequence.block is not None
             self._holders[self._block].let_go([sequence.block])
             items.append((sequence.block,))
             sequence.block = None
-        self.tree.keep(node, Snapshot(position=position, tail=tail, items=tuple(items), born=NEVER, owner=owner))
+        snapshot = Snapshot(position=position, tail=tail, items=tuple(items), born=NEVER, owner=owner)
+        self.tree.keep(node, snapshot)
+        return node, snapshot
+
+    def snapshot_keys(self, position: int, tail: bytes, digests: list[bytes]) -> list[list[bytes]]:
+        """Return the keys of the items of a snapshot by kind; ``digests`` are of no page, one page, two ... before it.
+
+        Whole pages of windows are called like pages of the first group, whoever has them.
+        """
+        full = position // self._page_tokens
+        keys = [[item_key(digests[full], 0, tail)] if tail else []]
+        for kind, group in enumerate(self._state.groups[1:], 1):
+            first = group.first_needed(position) // self._page_tokens
+            keys.append([item_key(digests[page + 1], kind) for page in range(first, full)])
+            if tail:
+                keys[-1].append(item_key(digests[full], kind, tail))
+        if self._block is not None:
+            keys.append([item_key(digests[full], self._block, tail)])
+        return keys
 
     def settle(self) -> None:
         """Note that a step is planned."""
@@ -152,14 +171,15 @@ class PrefixCache:
     def forget(self, sequence: Sequence) -> None:
         """Drop what only a sequence itself could have found again, now that it will not come back."""
         if not self.enabled and sequence.preemptions:
-            self.tree.forget(self._salt(sequence))
+            self.tree.forget(self.salt(sequence))
 
     def discard(self, node: Node | None) -> None:
         """Forget what is not to be trusted: ``node`` and those above it that nothing else needs."""
         if node is not None:
             self.tree.discard(node)
 
-    def _salt(self, sequence: Sequence) -> Hashable:
+    def salt(self, sequence: Sequence) -> Hashable:
+        """Return whose prefixes a sequence shares."""
         return sequence.cache_salt if self.enabled else ("alone", sequence.id)
 
     def _share_windows(self, sequence: Sequence, position: int) -> list[tuple[int, ...]]:

@@ -60,10 +60,15 @@ class Changes:
         self._touched.clear()
         plan.fork_tables += [self._run(fork, 0, len(fork.pages)) for fork in plan.forks]
         self._set_blocks(plan)
-        plan.before += [ByteCopy(*move) for move in self._arena.moves]
-        self._arena.moves.clear()
+        plan.before += self.moves()
         plan.before += self._resolve(self._before)
         plan.after += self._resolve(self._after)
+
+    def moves(self) -> list[ByteCopy]:
+        """Return what the arena moves, to be copied before anything else; once."""
+        moves = [ByteCopy(*move) for move in self._arena.moves]
+        self._arena.moves.clear()
+        return moves
 
     def _set_blocks(self, plan: Plan) -> None:
         """Tell new sequences where their blocks are."""

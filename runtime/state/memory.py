@@ -8,10 +8,12 @@ reaches, and a block, as far as the model has such states.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 from treadle.graph.state import State
-from treadle.runtime.plan import Plan
+from treadle.runtime.plan import ByteCopy, Plan
 from treadle.runtime.sequence import Sequence, Window
 from treadle.runtime.state.arena import Arena, Kind
 from treadle.runtime.state.cache import PrefixCache
@@ -19,7 +21,13 @@ from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
 from treadle.runtime.state.prefix import Match
+from treadle.runtime.state.restorer import Restorer
 from treadle.runtime.state.room import Counts
+from treadle.runtime.state.sinker import Sinker
+from treadle.runtime.state.tiers.tiers import Tiers
+
+LOOK_AHEAD = 8
+"""Requests at the head of the queue whose state is brought into host memory meanwhile."""
 
 
 def arena_kinds(state: State) -> tuple[Kind, ...]:
@@ -60,6 +68,13 @@ class StateMemory:
             budget_bytes=checkpoint_bytes,
         )
         self._room = self.cache.room
+        self.tiers: Tiers | None = None
+
+    def attach(self, tiers: Tiers, flight_bytes: int) -> None:
+        """Let state go to ``tiers``, about ``flight_bytes`` at a time, and come back."""
+        self.tiers = tiers
+        self._sinker = Sinker(self.arena, self.cache, tiers, flight_bytes)
+        self._restorer = Restorer(self.arena, self.cache, self._holders, tiers, self._sinker, self._state)
 
     @property
     def pages_held(self) -> int:
@@ -71,6 +86,33 @@ class StateMemory:
         """Pages of the first group that there could be, beside what other kinds hold."""
         return self.arena.available(0) + self.pages.used
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is on its way to a tier or back."""
+        return self.tiers is not None and (self._sinker.busy or self._restorer.busy)
+
+    @property
+    def promised(self) -> int:
+        """Pages of the first group that can be had once they have arrived elsewhere."""
+        return 0 if self.tiers is None else self._sinker.promised
+
+    def poll(self, waiting: Iterable[Sequence]) -> None:
+        """Go on with transfers; before a step is planned, behind all steps that are launched.
+
+        ``waiting``: whose turn is next.
+        """
+        if self.tiers is None:
+            return
+        self.tiers.poll()
+        self._sinker.poll()
+        self._restorer.poll()
+        for sequence in itertools.islice(waiting, 1, LOOK_AHEAD):
+            self._restorer.look_ahead(sequence)
+
+    def moves(self) -> list[ByteCopy]:
+        """Return what is to be copied now if no step is planned."""
+        return self._changes.moves()
+
     def longest(self, max_len: int) -> int:
         """Return how many tokens a sequence can have that is alone, at most ``max_len``."""
         return self._room.longest(max_len)
@@ -80,6 +122,8 @@ class StateMemory:
 
         ``sequence.computed`` is then what was known of it.
         """
+        if self.tiers is not None and self._restorer.holds(sequence, running):
+            return False
         match = self.cache.match(sequence)
         if match is None:
             return False
@@ -186,8 +230,14 @@ class StateMemory:
         """Take back all that a sequence holds. What is valid is kept for as long as its memory is not needed."""
         if self.cache.enabled or comes_back:
             self.cache.remember(sequence, sequence.num_valid)
+            kept = None
             if comes_back or self._state.needs_checkpoints:
-                self.cache.leave_tail(sequence, comes_back=comes_back)
+                kept = self.cache.leave_tail(sequence, comes_back=comes_back)
+            if self.tiers is not None:
+                node, snapshot = kept or (sequence.node, None)
+                if node is not None:
+                    self._sinker.offer(node, snapshot, urgent=comes_back)
+        sequence.asked = sequence.looked = False
         self._give_back(sequence)
         if not comes_back:
             self.cache.forget(sequence)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from treadle.runtime.state.digest import chain, seed
 from treadle.runtime.state.pool import Pool
 from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
 
@@ -37,6 +38,8 @@ class Node:
     locks: int = 0
     used: int = 0
     """tick of the last use; a parent's is never older than its children's"""
+    digests: list[bytes] | None = None
+    """of the tokens up to the end of each page, once somebody asked; a root has one, of no tokens"""
 
     @property
     def end(self) -> int:
@@ -72,6 +75,7 @@ class PrefixTree:
 
     def __init__(self, pool: Pool, page_tokens: int, snapshots: Snapshots, *, needs_snapshots: bool = False) -> None:
         self._pool = pool
+        self._released: Callable[[list[int]], None] = lambda _: None
         self.snapshots = snapshots
         self._needs_snapshots = needs_snapshots
         self._page_tokens = page_tokens
@@ -92,8 +96,25 @@ class PrefixTree:
         if root is None:
             if len(self._roots) > self._num_nodes + 64:
                 self._roots = {name: each for name, each in self._roots.items() if each.children or each.snapshots}
-            root = self._roots[salt] = Node(b"", [], None)
+            root = self._roots[salt] = Node(b"", [], None, digests=[seed(salt)])
         return root
+
+    def digests(self, node: Node) -> list[bytes]:
+        """Return the digest of all tokens up to the end of each of a node's pages; of a root, that of no tokens."""
+        path = [node]
+        while path[-1].digests is None:
+            assert path[-1].parent is not None
+            path.append(path[-1].parent)
+        for upper, lower in zip(path[::-1], path[-2::-1]):
+            assert upper.digests is not None
+            lower.digests = chain(upper.digests[-1], lower.key, self._page_key)
+        assert node.digests is not None
+        return node.digests
+
+    def find(self, tokens: array[int], count: int, salt: Hashable) -> Node | None:
+        """Return the node where the first ``count`` pages of ``tokens`` end, None if they are not all there."""
+        node, pages = self._descend(tokens[: count * self._page_tokens].tobytes(), self.root(salt))
+        return node if len(pages) == count else None
 
     def match(self, tokens: array[int], salt: Hashable = None, now: int = NEVER) -> Match:
         """Return the longest known beginning of ``tokens``. Its pages stay the tree's: lock the node.
@@ -155,14 +176,14 @@ class PrefixTree:
 
     def lock(self, node: Node) -> None:
         """Keep the pages from the root to ``node``."""
-        for each in self._path(node):
+        for each in self.path(node):
             if each.locks == 0:
                 self.evictable -= len(each.pages)
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one ``lock``."""
-        for each in self._path(node):
+        for each in self.path(node):
             assert each.locks > 0, "a node is unlocked more often than locked"
             each.locks -= 1
             if each.locks == 0:
@@ -177,6 +198,10 @@ class PrefixTree:
             if node.used == used and self._is_loose(node):
                 freed += self._trim(node, count - freed)
         return freed
+
+    def on_release(self, released: Callable[[list[int]], None]) -> None:
+        """Let somebody know of pages that leave the tree."""
+        self._released = released
 
     @property
     def oldest(self) -> int | None:
@@ -308,6 +333,8 @@ class PrefixTree:
         upper = Node(
             node.key[:cut], node.pages[:count], node.parent, start=node.start, locks=node.locks, used=node.used
         )
+        if node.digests is not None:
+            upper.digests, node.digests = node.digests[:count], node.digests[count:]
         node.start += count
         node.parent.children[upper.key[: self._page_key]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages[count:], upper
@@ -323,7 +350,10 @@ class PrefixTree:
         for snapshot in list(node.snapshots):
             self.snapshots.drop(snapshot)
         keep = len(node.pages) - count
+        self._released(node.pages[keep:])
         self._pool.release(node.pages[keep:])
+        if node.digests is not None:
+            del node.digests[keep:]
         node.pages, node.key = node.pages[:keep], node.key[: keep * self._page_key]
         self.num_pages -= count
         self.evictable -= count
@@ -354,7 +384,14 @@ class PrefixTree:
         return node.locks == 0 and not node.children and node.parent is not None
 
     @staticmethod
-    def _path(node: Node) -> Iterator[Node]:
+    def root_of(node: Node) -> Node:
+        """Return the root above a node."""
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    @staticmethod
+    def path(node: Node) -> Iterator[Node]:
         """Yield ``node`` and those above it, the root excepted."""
         while node.parent is not None:
             yield node

@@ -81,6 +81,12 @@ class Room:
             )
         return room
 
+    def whole(self, sequence: Sequence) -> Counts:
+        """Return what a sequence takes when it comes in and nothing is known of it."""
+        num_tokens = len(sequence.tokens)
+        need = {0: self.pages_for(num_tokens)} | {group: self.span(group, num_tokens, True) for group in self._windows}
+        return need if self._block is None else need | {self._block: 1}
+
     def span(self, group: int, num_tokens: int, chunks: bool) -> int:
         """Return the most pages of a windowed group that a sequence of so many tokens has at once.
 

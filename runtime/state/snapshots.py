@@ -31,6 +31,8 @@ class Snapshot:
     """handles by kind: the partial page of the first group, pages of each other group's window, the block"""
     born: int
     """the step whose program makes it"""
+    sunk: bool = False
+    """whether a tier has it too"""
     owner: str = ""
     """the preempted request that will come back to it"""
     node: Node | None = None
