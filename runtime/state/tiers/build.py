@@ -52,7 +52,7 @@ def make_store(connector: Connector) -> Store:
         case MooncakeOptions() as options:
             from treadle.runtime.state.tiers.mooncake import MooncakeStore
 
-            return MooncakeStore(options, limit_s=connector.timeout_s)
+            return MooncakeStore(options)
         case PeerOptions() as options:
             from treadle.runtime.state.tiers.peer import PeerStore
 
