@@ -18,9 +18,10 @@ _SUPERVISE = '"$@" & master=$!; read -r _; kill -9 "$master"'
 class MooncakeMaster:
     """The service that knows where objects of a Mooncake store are; ``address`` is where it answers."""
 
-    def __init__(self, program: Path) -> None:
-        """Start it on a free port. Raises StoreError if it does not answer in time."""
-        port, metrics = _free_ports()
+    def __init__(self, program: Path, port: int | None = None) -> None:
+        """Start it on a port, or on a free one. Raises StoreError if it does not answer in time."""
+        free, metrics = _free_ports()
+        port = free if port is None else port
         self.address = f"127.0.0.1:{port}"
         command = [str(program), "-rpc_address=127.0.0.1", f"-rpc_port={port}", "-metrics_host=127.0.0.1"]
         command += [f"-metrics_port={metrics}", "-enable_metric_reporting=false"]
