@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from treadle.kernels.backend.cpu import CpuBackend
+from treadle.kernels.backend.protocol import Backend
 from treadle.runtime.state.tiers.store import Scope
 from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
 from treadle.runtime.state.tiers.tiers import Link, Tiers
@@ -33,9 +34,11 @@ class Engine:
 
     close_s = 5.0
 
-    def __init__(self, *links: Link, host: int = 16, model: str = "m", **settings: object) -> None:
-        backend = CpuBackend(threads=1)
-        self.arena = torch.arange(ARENA, dtype=torch.uint8).repeat_interleave(SIZE)
+    def __init__(
+        self, *links: Link, host: int = 16, model: str = "m", backend: Backend | None = None, **settings: object
+    ) -> None:
+        backend = backend or CpuBackend(threads=1)
+        self.arena = torch.arange(ARENA, dtype=torch.uint8).repeat_interleave(SIZE).to(backend.device)
         self.stream = backend.stream(overlap=True)
         self.tiers = Tiers(
             backend, self.arena, self.stream, host_bytes=host * ITEM, sizes=[SIZE], model=model, layout="l",

@@ -13,17 +13,22 @@ from treadle.conf import connector
 from treadle.conf.connector import read_connectors
 from treadle.conf.errors import ConfigError
 from treadle.conf.schema import DiskConfig, KVConfig
+from treadle.graph.state import LayerKV, PagedKV, State
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.state.tiers import build
 from treadle.runtime.state.tiers.build import make_store, open_tiers
 from treadle.runtime.state.tiers.peer import PeerStore
 from treadle.runtime.state.tiers.tiers import Tiers
 
+# A page of 1024 bytes.
+KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=16)
+STATE = State(groups=(KV,))
+
 
 def opened(kv: KVConfig) -> Tiers | None:
     backend = CpuBackend(threads=1)
     arena = torch.zeros(1 << 16, dtype=torch.uint8)
-    return open_tiers(kv, backend, arena, backend.stream(overlap=False), sizes=[1024], model="m", layout="l")
+    return open_tiers(kv, backend, arena, backend.stream(overlap=False), state=STATE, model="m")
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, page, until
 
-from treadle.runtime.state.tiers.ticket import Where
+from treadle.kernels.backend.cuda import CudaBackend
+from treadle.runtime.state.tiers.ticket import Ticket, Where
 
 
 def test_objects_go_down_and_come_back_to_other_places() -> None:
@@ -204,3 +206,71 @@ def test_metrics_have_names_docs_and_labels_that_do_not_clash() -> None:
     values = {m.name: m.value for m in metrics}
     assert values["kv_offload_store_bytes"] == SIZE
     assert values["kv_offload_cpu_cache_usage_perc"] == pytest.approx(1 / 16)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_tickets_end_bytes_are_right_and_nothing_is_left(seed: int) -> None:
+    draw, store = random.Random(seed), DictStore()
+    with engine(link(store), host=12) as e:
+        tickets: list[tuple[Ticket, list[int], int | None]] = []
+        free = [range(at, at + 4) for at in range(32, 64, 4)]
+
+        def settle() -> None:
+            for ticket, numbers, at in [each for each in tickets if each[0].done]:
+                tickets.remove((ticket, numbers, at))
+                if at is not None:
+                    free.append(range(at, at + 4))
+                    for i, n in enumerate(numbers):
+                        want = n if ticket.ok[i] else 255
+                        assert set(e.arena[(at + i) * SIZE : (at + i + 1) * SIZE].tolist()) == {want}
+
+        for _ in range(400):
+            numbers = draw.sample(range(24), draw.randint(1, 4))
+            store.failing = {call for call in ("load", "save", "lookup", "release") if draw.random() < 0.05}
+            match draw.randrange(9):
+                case 0 | 1 | 2:
+                    tickets.append((e.tiers.sink([page(n) for n in numbers]), numbers, None))
+                case 3 | 4 if free:
+                    at = free.pop()[0]
+                    e.arena[at * SIZE : (at + 4) * SIZE] = 255
+                    objects = [page(n, at + i) for i, n in enumerate(numbers)]
+                    tickets.append((e.tiers.fetch(objects), numbers, at))
+                case 5:
+                    tickets.append((e.tiers.prefetch([page(n) for n in numbers]), numbers, None))
+                case 6:
+                    e.tiers.drop([key(n) for n in numbers])
+                case 7:
+                    e.tiers.pin([key(n) for n in numbers], draw.random() < 0.5)
+                    e.find(*numbers)
+                case _:
+                    e.tiers.demote([key(n) for n in numbers])
+                    if (spoiled := draw.choice([*store.kept, None])) is not None:
+                        store.kept[spoiled] = bytes(ITEM)
+            if draw.random() < 0.7:
+                e.tiers.poll()
+                settle()
+        store.failing = set()
+        until(lambda: all(ticket.done for ticket, _, _ in tickets), e.tiers)
+        settle()
+        until(lambda: e.tiers._lanes["remote"].waiting == 0, e.tiers)
+        e.tiers.pin([key(n) for n in range(24)], pinned=False)
+        e.tiers.drop([key(n) for n in range(24)])
+        stats = e.tiers.stats()
+        assert (stats.used_bytes, stats.pinned_bytes, stats.flight_bytes, stats.num_objects) == (0, 0, 0, 0)
+        assert not e.tiers.busy
+        assert stats.lifted > 20
+
+
+@pytest.mark.gpu
+def test_objects_leave_a_gpu_and_come_back() -> None:
+    store = DictStore()
+    with engine(link(store), host=8, backend=CudaBackend()) as e:
+        e.stream.submit(e.arena[SIZE : 2 * SIZE].fill_, 77)
+        assert e.sink(1, 2, 3) == [True] * 3
+        e.stream.submit(e.arena[: 8 * SIZE].fill_, 99).wait()
+        assert e.finish(e.tiers.fetch([page(1, 50), page(2, 51)])) == [True, True]
+        assert e.arena[50 * SIZE : 52 * SIZE].tolist() == [77] * SIZE + [2] * SIZE
+        until(lambda: len(store.kept) == 3, e.tiers)
+        e.tiers._pool.drop(key(3))
+        assert e.finish(e.tiers.fetch([page(3, 52)])) == [True]
+        assert set(e.arena[52 * SIZE : 53 * SIZE].tolist()) == {3}
