@@ -126,3 +126,18 @@ def test_an_instant_store_is_asked_at_once_and_may_fail() -> None:
         store.failing = {"lookup"}
         assert list(lane.peek([key(1), key(2)])) == [False, False]
         assert lane.stats["lookup"].errors == 1
+
+
+def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_closing() -> None:
+    store, gate, clock, late = DictStore(), threading.Event(), Clock(), list[bool]()
+    store.gates["open"] = gate
+    lane = Lane("test", store, SCOPE, clock=clock)
+    lane.submit("load", [key(1)], lambda work: late.append(work.late), limit_s=1)
+    clock.now += 1
+    lane.poll()
+    assert late == [True]
+    assert not lane.is_open
+    lane.close(0.01)
+    assert not store.closed
+    gate.set()
+    until(lambda: store.closed, lane)

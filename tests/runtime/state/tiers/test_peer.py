@@ -17,6 +17,7 @@ from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.peer import PeerStore
 from treadle.runtime.state.tiers.ticket import Where
 from treadle.runtime.state.tiers.tiers import Link
+from treadle.runtime.state.tiers.wire import Wire
 
 
 def peer(limit_s: float = 20.0, **options: object) -> tuple[Link, PeerStore]:
@@ -165,3 +166,29 @@ def test_two_processes_and_one_is_killed() -> None:
         other.wait()
         other.stdin.close()
         other.stdout.close()
+
+
+def test_a_peer_that_ends_in_the_middle_of_an_object_or_sends_garbage_costs_misses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Wire.send_bytes
+    sent: list[int] = []
+
+    def half(wire: Wire, data: memoryview | None) -> None:
+        sent.append(1)
+        if len(sent) == 1 or data is None:
+            whole(wire, data)
+        elif len(sent) == 2:
+            wire._send(memoryview(len(data).to_bytes(8, "little")))
+            wire._send(data[: len(data) // 2])
+            wire.close()
+        else:
+            whole(wire, memoryview(bytes(len(data))))
+
+    monkeypatch.setattr(Wire, "send_bytes", half)
+    with offering(1, 2, 3, 4) as (_, address), engine(peer(peers=(address,))[0]) as e:
+        # The first arrives whole, the second in part and the third not at all.
+        assert e.fetch(1, 2, 3) == [True, False, False]
+        assert e.fetch(4) == [False]
+        assert e.tiers.stats().stores["peer"].calls["load"].corrupt == 1
+        assert e.tiers.stats().used_bytes == SIZE + 256
