@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+from treadle.conf.connector import read_connectors
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment, PassesConfig
@@ -17,11 +18,10 @@ from treadle.conf.size import parse_bytes, parse_share
 def check(deployment: Deployment) -> Deployment:
     """Return ``deployment`` if each value is within its limits and no two contradict. Raises ConfigError."""
     for group in GROUPS:
-        config = getattr(deployment, group)
-        for spec in fields(config):
-            _check_value(f"{group}.{spec.name}", getattr(config, spec.name), spec.metadata)
+        _check_values(group, getattr(deployment, group))
     _check_model(deployment)
     _check_pages(deployment)
+    read_connectors(deployment.kv.connectors)
     _check_passes(deployment)
     _check_key(deployment.serve.api_key)
     _check_prefix(deployment.serve.metrics_prefix)
@@ -29,7 +29,15 @@ def check(deployment: Deployment) -> Deployment:
     return deployment
 
 
-def _check_value(key: str, value: Any, limits: Any) -> None:
+def _check_values(prefix: str, config: Any) -> None:
+    for spec in fields(config):
+        key, value = f"{prefix}.{spec.name}", getattr(config, spec.name)
+        _check_value(key, value, spec.metadata, spec.default)
+        if is_dataclass(value):
+            _check_values(key, value)
+
+
+def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
     """Raise ConfigError if ``value`` is outside the choices, range or format that its field declares."""
     if value is None:
         return
@@ -45,13 +53,14 @@ def _check_value(key: str, value: Any, limits: Any) -> None:
         raise ConfigError(f"below its least value {low:g}", key=key, value=value, nearest=[f"{key}={low:g}"])
     if high is not None and not value <= high:
         raise ConfigError(f"above its greatest value {high:g}", key=key, value=value, nearest=[f"{key}={high:g}"])
-    if limits["size"] and value != "auto" and not (limits["share"] and parse_share(value)):
+    if limits["size"] and not (value == default == "auto" or (limits["share"] and parse_share(value))):
+        otherwise = f"{key}={'null' if default is None else default}"
         try:
             size = parse_bytes(value)
         except ValueError:
-            raise ConfigError("not a size", key=key, value=value, nearest=[f"{key}=2GiB", f"{key}=auto"]) from None
+            raise ConfigError("not a size", key=key, value=value, nearest=[f"{key}=2GiB", otherwise]) from None
         if size == 0:
-            raise ConfigError("holds nothing", key=key, value=value, nearest=[f"{key}=auto"])
+            raise ConfigError("holds nothing", key=key, value=value, nearest=[otherwise])
 
 
 def _check_model(deployment: Deployment) -> None:

@@ -63,7 +63,7 @@ def _rows(prefix: str, schema: type) -> Iterator[tuple[str, Any, Any]]:
     hints = get_type_hints(schema)
     for spec in fields(schema):
         key, hint = f"{prefix}.{spec.name}", hints[spec.name]
-        inner = next((one for one in get_args(hint) if is_dataclass(one)), None)
+        inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
         if isinstance(inner, type):
             yield from _rows(key, inner)
         else:

@@ -48,7 +48,8 @@ def describe(hint: Any) -> str:
     texts = []
     for one in _alternatives(hint):
         origin = get_origin(one)
-        texts.append("a list of texts, [a,b]" if origin is tuple else names.get(one, "a mapping, {a: 1}"))
+        plural = "mappings, [{a: 1}]" if origin is tuple and get_origin(get_args(one)[0]) is dict else "texts, [a,b]"
+        texts.append(f"a list of {plural}" if origin is tuple else names.get(one, "a mapping, {a: 1}"))
     return " or ".join(texts)
 
 

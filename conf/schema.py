@@ -128,6 +128,20 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiskConfig:
+    """A folder that keeps state across restarts, of one engine at a time."""
+
+    path: str | None = field(default=None, metadata=_about("a folder on a local disk; null: none"))
+    memory: str = field(
+        default="32GiB",
+        metadata=_about("bytes that files in it may take, those of other models included", size=True),
+    )
+    timeout_s: float = field(
+        default=10.0, metadata=_about("seconds that reading or writing may take before it counts as a miss", low=0.001)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class KVConfig:
     """Where keys and values live."""
 
@@ -141,6 +155,26 @@ class KVConfig:
     prefix_cache: bool = field(
         default=True, metadata=_about("keep the pages of finished requests and reuse them for equal beginnings")
     )
+    host_memory: str | None = field(
+        default=None,
+        metadata=_about(
+            "main memory for state that leaves the device, pinned on a GPU's host: bytes, or a share of the machine's;"
+            " null: none, or 1GiB where a disk or connectors need it as a buffer",
+            size=True,
+            share=True,
+        ),
+    )
+    disk: DiskConfig = field(default_factory=DiskConfig, metadata=_about("where state goes from host memory"))
+    connectors: tuple[dict[str, Any], ...] = field(
+        default=(),
+        metadata=_about(
+            "stores beyond this machine, in the order they are asked, {name, timeout_s, options}: mooncake, peer, or"
+            " an entry point of treadle.connectors; docs/tiers.md has their options"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        _freeze(self, "connectors")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,8 @@ class Workload:
     device: str = "cpu"
     processors: bool = False
     """requests may name logits processors, which see every token of their answer"""
+    host: tuple[MemoryRow, ...] = ()
+    """main memory for state that leaves the device; on a CPU it is of the same memory"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class MemoryPlan:
     """what everything may take together"""
     processors: bool
     """slots remember every token, for logits processors"""
+    host: tuple[MemoryRow, ...] = ()
+    """rows of the host's memory, beside ``rows``, which are of the device's"""
 
     @property
     def kv(self) -> PagedKV:
@@ -136,6 +140,7 @@ class _Planner:
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
             *workspace_rows(spec, work.dtype, work.quantize, work.device, *step_rows(work)),
             runtime_row(work.device),
+            *(work.host if work.device == "cpu" else ()),
         ]
 
     def plan(self) -> MemoryPlan:
@@ -158,6 +163,7 @@ class _Planner:
             largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count, kv_bytes=None).holds_all(max_len)),
             memory_bytes=self.work.memory_bytes,
             processors=self.work.processors,
+            host=() if self.work.device == "cpu" else self.work.host,
         )
 
     def choose_len(self, longest: int) -> int:

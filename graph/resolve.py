@@ -24,6 +24,7 @@ from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.generation import recommended
+from treadle.graph.host_memory import host_rows, refuse_small_host, resolve_host
 from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
@@ -88,6 +89,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
     assert scheduler.max_num_seqs is not None
     assert scheduler.max_step_tokens is not None
+    kv = resolve_host(deployment.kv)
     passes = resolve_passes(deployment.passes, _quantize(deployment, source, hardware))
     plan = plan_memory(
         spec,
@@ -104,9 +106,11 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             memory_bytes=parse_bytes(hardware.memory),
             kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
             device=hardware.device,
+            host=host_rows(kv),
         ),
     )
     _refuse_cut(deployment, plan)
+    refuse_small_host(kv, plan.state)
     sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
     path = model.path
     if path is not None and source.revision is None:
@@ -124,7 +128,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
+        kv=replace(kv, memory=str(plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,
@@ -222,6 +226,14 @@ def refuse_elsewhere(resolved: Resolved) -> None:
                 nearest=["hardware=cpu", "treadle memory"],
             )
         have, what = device.memory_bytes, device.name
+        on_host = sum(row.nbytes for row in resolved.plan.host)
+        if on_host > machine.memory_bytes():
+            raise ConfigError(
+                f"the plan takes {format_bytes(on_host)} of main memory, this machine has"
+                f" {format_bytes(machine.memory_bytes())}",
+                key="kv.host_memory",
+                nearest=["kv.host_memory=50%"],
+            )
     if needed > have:
         raise ConfigError(
             f"the plan takes {format_bytes(needed)}, {what} has {format_bytes(have)}",

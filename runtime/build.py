@@ -27,6 +27,7 @@ from treadle.passes.pipeline import pipeline
 from treadle.passes.runner import Watch, run_passes
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.memory import arena_kinds
 from treadle.runtime.weights import load_weights
 
 
@@ -144,7 +145,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     on_phase("state")
     # What loading and compiling left behind goes back before the arena takes its part.
     backend.trim()
-    arena = Arena(backend, resolved.plan.arena_bytes, scratch_bytes=made.state.scratch_bytes)
+    arena = Arena(backend, resolved.plan.arena_bytes, arena_kinds(made.state), scratch_bytes=made.state.scratch_bytes)
     settings = EngineSettings(
         max_len=resolved.plan.max_len,
         max_num_seqs=resolved.plan.max_num_seqs,

@@ -18,7 +18,7 @@ import msgspec
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepShape
 from treadle.graph.state import State
-from treadle.kernels.backend.protocol import Backend, Event
+from treadle.kernels.backend.protocol import Backend, Event, Stream
 from treadle.runtime.plan import Plan
 from treadle.runtime.processors import make_processors
 from treadle.runtime.request import (
@@ -37,10 +37,15 @@ from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.checkpoints import CheckpointPolicy
+from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.tiers.tiers import Tiers
 from treadle.runtime.stepper import Executor, Stepper
 
 log = logging.getLogger(__name__)
+
+TRANSFER_WAIT_S = 0.002
+"""How long a loop without a step waits for a transfer before it looks for requests again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,12 @@ class EngineSettings:
     max_queue: int = 256
     overlap: bool = True
     prefix_cache: bool = True
+    checkpoint_bytes: int | None = None
+    """what checkpoints may take of the arena; None: all that nothing else needs"""
+    flight_bytes: int = 256 << 20
+    """state that is on its way out of the arena at a time"""
+    checkpoint_tokens: int = 64
+    """what a checkpoint must spare at least"""
     vocab: int
     """tokens that the program knows: 0 .. vocab - 1"""
     seed: int | None = None
@@ -89,28 +100,30 @@ class Engine:
 
     def __init__(
         self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
-        buckets: Buckets | None = None,
+        buckets: Buckets | None = None, tiers: Callable[[Stream], Tiers | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.
+        """``arena`` has a kind for each of the state's (``arena_kinds``), and nothing taken.
 
-        Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
+        Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given. ``tiers`` gives
+        where state goes that leaves the arena, for the stream of the steps.
         """
-        assert not state.needs_checkpoints, "states beside pages of all tokens have no allocator yet"
-        kv = state.full
-        num_pages = arena.free_bytes // kv.page_bytes
-        allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
+        self._memory = memory = StateMemory(
+            arena,
+            state,
+            max_step_tokens=settings.max_step_tokens,
+            prefix_cache=settings.prefix_cache,
+            checkpoint_bytes=settings.checkpoint_bytes,
+            policy=CheckpointPolicy(page_tokens=state.page_tokens, least_tokens=settings.checkpoint_tokens),
+        )
         self._settings = settings
         self._seeds = random.SystemRandom() if settings.seed is None else random.Random(settings.seed)
-        self._max_tokens = min(settings.max_len, num_pages * kv.page_tokens)
+        self._max_tokens = memory.longest(settings.max_len)
         self._scheduler = Scheduler(
-            allocator,
-            page_tokens=kv.page_tokens,
-            page_bytes=kv.page_bytes,
+            memory,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens,
             attention_tokens=settings.attention_tokens,
-            prefix_cache=settings.prefix_cache,
         )
         self._stepper = Stepper(
             executor=executor,
@@ -118,7 +131,7 @@ class Engine:
             arena=arena.bytes,
             num_groups=len(state.groups),
             largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
-            max_pages=kv.pages_for(self._max_tokens),
+            max_pages=state.full.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
             vocab=settings.vocab,
@@ -126,18 +139,20 @@ class Engine:
         )
         # Behind what was launched until now: the contents of weights, arena and slots.
         self._stream = backend.stream(overlap=settings.overlap)
+        if (opened := tiers(self._stream)) is not None:
+            memory.attach(opened, settings.flight_bytes)
         self._in_flight: deque[_Launched] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
         self._order = 0
         self._dead: Exception | None = None
         self._checked = True
-        self._stats = Stats(pages_total=allocator.total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
+        self._stats = Stats(pages_total=memory.pages_total, finished={}, step_tokens=[0] * (len(STEP_TOKENS) + 1))
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do."""
-        return bool(self._sequences or self._in_flight or self._outputs)
+        return bool(self._sequences or self._in_flight or self._outputs or self._memory.busy)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -175,6 +190,7 @@ class Engine:
         sequence = self._sequences.get(abort.id)
         if sequence is None:
             return
+        sequence.cut = True
         if abort.keep is not None:
             del sequence.tokens[sequence.prompt_len + abort.keep :]
         reason: FinishReason = "abort" if abort.keep is None else "stop"
@@ -188,13 +204,17 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self._launch(plan))
+        elif moves := self._memory.moves():
+            self._stream.submit(self._stepper.copy, moves)
         # One step stays in flight while there is a next one to schedule.
         depth = 1 if plan is not None and self._settings.overlap else 0
         outputs, self._outputs = self._outputs, []
         while len(self._in_flight) > depth:
             outputs += self._collect(self._in_flight[0])
-        if not self._checked and not self._sequences and not self._in_flight:
+        if not self._checked and not self._sequences and not self._in_flight and not self._memory.busy:
             self._heal()
+        if plan is None and not outputs and self._memory.tiers is not None and self._memory.busy:
+            self._memory.tiers.wait(TRANSFER_WAIT_S)
         return outputs
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None, *, workspace_bytes: int = 0) -> None:
@@ -210,7 +230,7 @@ class Engine:
         scheduler, stats = self._scheduler, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
-        stats.pages_used = scheduler.pages_held
+        stats.pages_used = scheduler.memory.pages_held
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
@@ -219,6 +239,8 @@ class Engine:
 
     def close(self) -> None:
         """End the stream; what is in flight is finished first."""
+        if self._memory.tiers is not None:
+            self._memory.tiers.close()
         self._stream.close()
 
     def _check(self, request: Request) -> None:

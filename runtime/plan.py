@@ -66,6 +66,11 @@ class Plan:
         return len(self.decodes) + sum(chunk.count for chunk in self.chunks)
 
     @property
+    def num_seqs(self) -> int:
+        """Rows of the page tables."""
+        return len(self.decodes) + len(self.chunks)
+
+    @property
     def sequences(self) -> list[Sequence]:
         """One for each row of the page table."""
         return self.decodes + [chunk.sequence for chunk in self.chunks]

@@ -1,6 +1,6 @@
-"""Continuous batching: which sequences the next step advances, and which pages they get. Host only, no tensors.
+"""Continuous batching: which sequences the next step advances. Host only, no tensors.
 
-The oldest request always advances: memory for it is taken from the prefix tree first, then from the youngest.
+The oldest request always advances: memory for it is taken from what is kept for later first, then from the youngest.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
-from treadle.runtime.plan import ByteCopy, Chunk, Plan
+from treadle.runtime.plan import Chunk, Plan
 from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.pages import PageAllocator
-from treadle.runtime.state.prefix import PrefixTree
-
-CALM_PAGES = 8
-"""pages that every running sequence must be able to grow by before a preempted one comes back: hysteresis"""
+from treadle.runtime.state.memory import StateMemory
 
 
 class QueueFull(RuntimeError):
@@ -42,43 +40,41 @@ class _Room:
         """Return how many of ``wanted`` tokens fit, at least one, each of which is work worth ``cost`` first tokens."""
         affordable = self._tokens if self._work == math.inf else max(int(self._work / cost), 1)
         count = min(wanted, self._tokens, affordable)
-        self._tokens -= count
-        self._work -= count * cost
+        self.give(-count, cost)
         return count
+
+    def give(self, count: int, cost: float) -> None:
+        """Take back ``count`` tokens that were not computed after all."""
+        self._tokens += count
+        self._work += count * cost
 
 
 class Scheduler:
-    """Owns the queue, the slots and the pages.
+    """Owns the queue and the slots; asks ``memory`` who may come in and grow.
 
     ``schedule`` plans a step, ``collected`` takes back each plan once the step has run, in order.
     """
 
     def __init__(
         self,
-        allocator: PageAllocator,
+        memory: StateMemory,
         *,
-        page_tokens: int,
-        page_bytes: int,
         max_num_seqs: int,
         max_step_tokens: int,
         chunk_tokens: int,
         attention_tokens: float = math.inf,
-        prefix_cache: bool,
     ) -> None:
         assert max_num_seqs <= max_step_tokens, "a step must be able to advance every running sequence"
-        self.allocator = allocator
-        self.tree = PrefixTree(allocator, page_tokens)
+        self.memory = memory
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """sequences with a slot, the oldest first"""
         self.preemptions = 0
         self.query_tokens = 0
         self.hit_tokens = 0
-        self._page_tokens, self._page_bytes = page_tokens, page_bytes
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = chunk_tokens
         self._attention_tokens = attention_tokens
-        self._prefix_cache = prefix_cache
         self._slots = list(reversed(range(max_num_seqs)))
         # Pages that sequences lack in the step being planned and that leaving ones will give back.
         self._lacking = 0
@@ -88,11 +84,6 @@ class Scheduler:
         """Slots that no sequence has."""
         return len(self._slots)
 
-    @property
-    def pages_held(self) -> int:
-        """Pages that sequences use; the rest is free or could be evicted at once."""
-        return self.allocator.total - self._available
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence behind the others."""
         self.waiting.append(sequence)
@@ -101,24 +92,29 @@ class Scheduler:
         """Return the next step, None if nothing can advance before a step in flight is collected."""
         plan = Plan()
         self._lacking = 0
+        self.memory.poll(self.waiting)
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
-        # A copy, since forks join the list.
+        # Copies, since forks join the list and the preempted leave it.
         for sequence in list(self.running):
-            if sequence.prefilling and not sequence.leaving and not sequence.finish_reason and room.left:
+            if self._may_advance(sequence) and sequence.prefilling and room.left:
                 self._plan_chunk(plan, sequence, room)
         while room.left and self.waiting and self._slots:
-            if self._may_fork(self.waiting[0]) or not self._admit(self.waiting[0]):
+            sequence = self.waiting[0]
+            if self._may_fork(sequence) or not self._admit(sequence, plan.num_seqs):
                 break
-            sequence = self.waiting.popleft()
+            self.waiting.popleft()
+            if not self._plan_chunk(plan, sequence, room):
+                if sequence.slot is not None:
+                    self._preempt(sequence)
+                break
             plan.admitted.append(sequence)
-            plan.tables.append((len(plan.decodes) + len(plan.chunks), 0, (sequence.pages,)))
-            self._plan_chunk(plan, sequence, room)
-        for sequence in (*plan.sequences, *plan.forks):
-            sequence.in_flight += 1
         for sequence in plan.sampled:
             sequence.pending += 1
-        return plan if plan.num_tokens else None
+        if not plan.num_tokens:
+            return None
+        self.memory.settle(plan, self.running)
+        return plan
 
     def collected(self, plan: Plan) -> None:
         """Note that a plan has run and its tokens are known: give back what no step in flight uses any more."""
@@ -138,23 +134,14 @@ class Scheduler:
         sequence.finish_reason = reason
         if sequence.slot is None:
             self.waiting.remove(sequence)
+            self.memory.cache.forget(sequence)
         elif sequence.in_flight == 0:
             self._release(sequence)
 
     def heal(self) -> dict[str, int]:
-        """While nothing runs, give back pages that somebody forgot; return who had taken how many.
-
-        All that may be left then is the tree's own reference of each of its pages, under no lock.
-        """
+        """While nothing runs, give back memory that somebody forgot; return who had taken how many pages."""
         assert not self.running
-        leaked: dict[str, int] = {}
-        if self.tree.evictable != self.tree.num_pages:
-            for page in self.tree.force_unlock():
-                leaked[self.allocator.owner(page)] = leaked.get(self.allocator.owner(page), 0) + 1
-        if self.allocator.num_refs != self.tree.num_pages:
-            for owner, count in self.allocator.reclaim(self.tree.pages()).items():
-                leaked[owner] = leaked.get(owner, 0) + count
-        return leaked
+        return self.memory.heal()
 
     def _work_beside(self, num_decodes: int) -> float:
         """Return how much work on prompts a step may do beside its decodes, in tokens at the start of a prompt.
@@ -170,26 +157,37 @@ class Scheduler:
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.prefilling or sequence.leaving or sequence.finish_reason:
-                continue
             # What is in flight may already end it; then nothing is left to compute.
-            if sequence.remaining <= 0:
+            if sequence.prefilling or sequence.remaining <= 0 or not self._may_advance(sequence):
                 continue
-            if sequence.computed == len(sequence.pages) * self._page_tokens and not self._grow(plan, sequence):
+            row = len(plan.decodes)
+            if self.memory.is_full(sequence) and not self._make_room(
+                sequence, partial(self.memory.grow, sequence, row)
+            ):
                 continue
             sequence.computed += 1
+            sequence.in_flight += 1
             plan.decodes.append(sequence)
 
-    def _plan_chunk(self, plan: Plan, sequence: Sequence, room: _Room) -> None:
+    @staticmethod
+    def _may_advance(sequence: Sequence) -> bool:
+        return sequence.slot is not None and not sequence.leaving and sequence.finish_reason is None
+
+    def _plan_chunk(self, plan: Plan, sequence: Sequence, room: _Room) -> bool:
+        """Plan as much of a prompt as there is room for; False if it lacks memory."""
         start = sequence.computed
-        count = room.take(sequence.prefill_end - start, 1 + start / self._attention_tokens)
+        cost = 1 + start / self._attention_tokens
+        count = room.take(self.memory.chunk_end(sequence) - start, cost)
+        if not self._make_room(sequence, partial(self.memory.extend, sequence, start + count, plan.num_seqs)):
+            room.give(count, cost)
+            return False
         sequence.computed = start + count
+        sequence.in_flight += 1
         samples = sequence.computed == sequence.prefill_end
-        # Known to the tree from now on, and so to others even of this step: every layer writes a step's keys and
-        # values before it reads any, and later steps run later.
-        self._remember(sequence, sequence.computed)
-        forks = self._fork(plan, sequence) if samples and sequence.starts_group else ()
+        self.memory.advanced(sequence)
+        forks = self._fork(sequence) if samples and sequence.starts_group else ()
         plan.chunks.append(Chunk(sequence=sequence, start=start, count=count, samples=samples, forks=forks))
+        return True
 
     def _may_fork(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence's prompt is being computed by another one of its group."""
@@ -198,25 +196,19 @@ class Scheduler:
             for each in self.running
         )
 
-    def _fork(self, plan: Plan, leader: Sequence) -> tuple[Sequence, ...]:
+    def _fork(self, leader: Sequence) -> tuple[Sequence, ...]:
         """Give a slot to those of the leader's group that wait for its prompt, as far as slots and pages go.
 
-        They share its full pages and get a copy of the last one. Who finds no room finds most of it in the tree later.
+        Who finds no room finds most of it in the tree later.
         """
         forks = []
-        full, rest = divmod(leader.prompt_len, self._page_tokens)
         while self.waiting and self._slots:
             sequence = self.waiting[0]
             alike = sequence.group == leader.group and sequence.starts_group
-            if not alike or bool(rest) + self._headroom(sequence) > self._available:
+            if not alike or not self.memory.fork(leader, sequence, self.running):
                 break
             self.waiting.popleft()
-            self._share_node(sequence, leader)
-            self.allocator.share(leader.pages[:full])
-            sequence.pages = leader.pages[:full] + self._take(bool(rest), sequence)
-            if rest:
-                plan.after.append(ByteCopy(leader.pages[full], sequence.pages[full], self._page_bytes))
-            plan.fork_tables.append((sequence.pages,))
+            sequence.in_flight += 1
             sequence.slot = self._slots.pop()
             sequence.computed = sequence.prefill_end = leader.prompt_len
             self.running.append(sequence)
@@ -225,26 +217,11 @@ class Scheduler:
             forks.append(sequence)
         return tuple(forks)
 
-    def _share_node(self, sequence: Sequence, leader: Sequence) -> None:
-        if leader.node is not None:
-            self.tree.lock(leader.node)
-            sequence.node = leader.node
-
-    def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot and the pages of all its known tokens, if that leaves room to breathe."""
-        cached: list[int] = []
-        if self._prefix_cache:
-            cached, node = self.tree.match(sequence.readable)
-            self.tree.lock(node)
-            sequence.node = node
-        need = -(-len(sequence.tokens) // self._page_tokens) - len(cached)
-        if need + self._headroom(sequence) > self._available:
-            self._unlock(sequence)
+    def _admit(self, sequence: Sequence, row: int) -> bool:
+        """Give a waiting sequence a slot and row ``row`` of the step, if there is memory for it."""
+        if not self.memory.admit(sequence, self.running, row):
             return False
-        self.allocator.share(cached)
-        sequence.pages = cached + self._take(need, sequence)
         sequence.slot = self._slots.pop()
-        sequence.computed = len(cached) * self._page_tokens
         sequence.prefill_end = len(sequence.tokens)
         sequence.prompt_from = len(sequence.prompt_logprobs)
         self.running.append(sequence)
@@ -255,29 +232,11 @@ class Scheduler:
             self.hit_tokens += sequence.computed
         return True
 
-    def _headroom(self, newcomer: Sequence) -> int:
-        """Return the pages that must stay available beside ``newcomer``'s, so that it does not push others out."""
-        if not self.running:
-            return 0
-        calm = CALM_PAGES if newcomer.preemptions else 1
-        return sum(
-            min(calm, -(-each.remaining // self._page_tokens))
-            for each in (*self.running, newcomer)
-            if each.remaining > 0
-        )
-
-    @property
-    def _available(self) -> int:
-        return self.allocator.free + self.tree.evictable
-
-    def _take(self, count: int, sequence: Sequence) -> list[int]:
-        self.tree.evict(count - self.allocator.free)
-        return self.allocator.take(count, sequence.id)
-
-    def _grow(self, plan: Plan, sequence: Sequence) -> bool:
-        """Give a decoding sequence its next page, at the price of the youngest; False if it must skip this step."""
-        while self._available == 0:
-            promised = sum(len(each.pages) for each in self.running if each.leaving or each.finish_reason)
+    def _make_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
+        """Let a running sequence take memory, at the price of the youngest; False if it must skip this step."""
+        while not take():
+            leaving = (len(each.pages) for each in self.running if each.leaving or each.finish_reason)
+            promised = self.memory.promised + sum(leaving)
             if self._lacking < promised:
                 self._lacking += 1
                 return False
@@ -289,14 +248,12 @@ class Scheduler:
                 self._preempt(victim)
             if victim is sequence:
                 return False
-        page = self._take(1, sequence)[0]
-        plan.tables.append((len(plan.decodes), len(sequence.pages), ((page,),)))
-        sequence.pages.append(page)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back at the head of the queue. The tree keeps its pages for as long as they are not needed."""
-        self._vacate(sequence, sequence.num_valid)
+        """Put a sequence back at the head of the queue. What it leaves is kept for as long as there is memory."""
+        self.memory.vacate(sequence, comes_back=True)
+        self._leave(sequence)
         sequence.leaving = False
         sequence.computed = sequence.prefill_end = 0
         sequence.preemptions += 1
@@ -304,36 +261,15 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """Take back everything from a finished sequence; pages of bad content leave the tree."""
+        """Take back everything from a finished sequence."""
         if sequence.finish_reason == "error":
-            node = sequence.node
-            self._vacate(sequence, 0)
-            if node is not None:
-                self.tree.discard(node)
+            self.memory.discard(sequence)
         else:
-            self._vacate(sequence, sequence.num_valid)
+            self.memory.vacate(sequence)
+        self._leave(sequence)
 
-    def _vacate(self, sequence: Sequence, num_tokens: int) -> None:
+    def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
-        self._remember(sequence, num_tokens)
-        self._unlock(sequence)
-        self.allocator.release(sequence.pages)
-        sequence.pages = []
         self._slots.append(sequence.slot)
         sequence.slot = None
         self.running.remove(sequence)
-
-    def _remember(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the prefix tree share the full pages among the first ``num_tokens`` tokens."""
-        count = num_tokens // self._page_tokens
-        if not self._prefix_cache or count == 0:
-            return
-        node = self.tree.insert(sequence.tokens, sequence.pages[:count])
-        self.tree.lock(node)
-        self._unlock(sequence)
-        sequence.node = node
-
-    def _unlock(self, sequence: Sequence) -> None:
-        if sequence.node is not None:
-            self.tree.unlock(sequence.node)
-            sequence.node = None

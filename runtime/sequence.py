@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from treadle.graph.packet import Control
@@ -56,6 +57,20 @@ def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...], controls: Con
     )
 
 
+@dataclass(slots=True)
+class Window:
+    """The pages of one group that a sequence's next token and those behind it see."""
+
+    first: int
+    """which page of the sequence the first one is"""
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """Which page of the sequence would come next."""
+        return self.first + len(self.pages)
+
+
 class Sequence:
     """A request's tokens and what it holds: a slot, pages, a lock on the prefix tree.
 
@@ -79,6 +94,7 @@ class Sequence:
         self.controls = controls_of(request.params, request.bad_token_ids)
         self.needs = needs_alone(request.params, self.stop_ids, self.controls)
         self.group, self.choice = request.group, request.choice
+        self.cache_salt, self.boundaries = request.cache_salt, request.boundaries
         self.processors: RowProcessors | None = None
         """what it changes its logits by, in Python"""
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -91,8 +107,21 @@ class Sequence:
 
         self.slot: int | None = None
         self.pages: list[int] = []
+        """handles of pages of the first group of states, from its first token on"""
+        self.windows: list[Window] = []
+        """those of every other group"""
+        self.block: int | None = None
+        """handle of its block of fixed-size states"""
         self.block_offset = 0
-        """where its block of fixed-size states begins, in units of 256 bytes"""
+        """where that begins, in units of 256 bytes"""
+        self.stops: list[int] = []
+        """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
+        self.asked = False
+        """tiers have been asked for its state since it began to wait"""
+        self.looked = False
+        """and already when it stood further back in the queue"""
+        self.cut = False
+        """it was ended by somebody else, at a token that need not be the last one computed"""
         self.node: Node | None = None
         """where its pages end in the prefix tree, locked while it runs"""
         self.computed = 0
@@ -159,3 +188,11 @@ class Sequence:
         The last token's is left out: a stopped sequence is launched once more, and that row writes nothing.
         """
         return max(min(self.computed, len(self.tokens) - 1), 0)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its block holds the state behind just ``num_valid`` tokens, once nothing is in flight.
+
+        A sequence that ends by itself is stopped on the device at the same token.
+        """
+        return not self.cut or self.computed == self.num_valid

@@ -95,18 +95,18 @@ class Stepper:
         self._send(packet)
         for load in packet.loads:
             self._slots.load(load)
-        self._copy(packet.before)
+        self.copy(packet.before)
         special = packet.scored is not None or packet.processed
         scored = None
         if packet.captured and not special:
             self._captured[packet.shape].replay(variant(packet.needs))
         else:
             scored = self._launch(packet)
-        self._copy(packet.after)
+        self.copy(packet.after)
         return self._receive(packet, scored)
 
-    def _copy(self, copies: Sequence[ByteCopy]) -> None:
-        """Copy inside the arena, one after the other."""
+    def copy(self, copies: Sequence[ByteCopy]) -> None:
+        """Copy inside the arena, one after the other. Must be called on the stream."""
         for source, target, num_bytes in copies:
             there, here = target * UNIT_BYTES, source * UNIT_BYTES
             self._arena[there : there + num_bytes].copy_(self._arena[here : here + num_bytes])

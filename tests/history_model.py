@@ -1,7 +1,8 @@
 """A stand-in for a program whose answer depends on every token of the history, as read back from the arena.
 
-It stores (token, position) pairs in pages and hashes them. A wrong page, position, length or order changes the tokens;
-``answer`` computes what they must be without engine, pages or tensors.
+It stores (token, position) pairs in pages of every group and hashes them, and keeps a running hash in a block, if there
+is one. A wrong page, position, length or order changes the tokens, and so does a window's page, or a block, of another
+history; ``answer`` computes what they must be without engine, pages or tensors.
 """
 
 from __future__ import annotations
@@ -10,21 +11,42 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from arenas import make_arena
 from capturing_backend import CapturingBackend
 from torch import Tensor
 
 from treadle.graph.buckets import assign_buckets
 from treadle.graph.program import StepInputs
-from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV, State
+from treadle.graph.state import UNIT_BYTES, Block, BlockPart, LayerKV, PagedKV, State
 from treadle.kernels.backend.cpu import CpuBackend
+from treadle.kernels.backend.protocol import Stream
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.request import Output, Request, SamplingParams, spread
-from treadle.runtime.state.arena import Arena, arena_bytes
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.tiers.tiers import Tiers
 
 VOCAB = 24
 PAGE_TOKENS = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=2, v_dim=2),), dtype="float32", page_tokens=PAGE_TOKENS)
 STATE = State(groups=(KV,))
+
+
+def window(size: int, k_dim: int = 2, chunk: int = 0) -> PagedKV:
+    """A group of layers that see ``size`` tokens."""
+    layers = (LayerKV(kv_heads=1, k_dim=k_dim, v_dim=2),)
+    name = f"window {size}, {chunk}"
+    return PagedKV(name=name, layers=layers, dtype="float32", page_tokens=PAGE_TOKENS, window=size, chunk=chunk)
+
+
+def block(floats: int = 192) -> Block:
+    """A block of so many floats; two numbers at its beginning are used."""
+    return Block(parts=(BlockPart(kind="delta", shape=(floats,), dtype="float32"),))
+
+
+RECURRENT = State(groups=(KV,), block=block())
+HYBRID = State(groups=(KV, window(9, k_dim=30), window(0, chunk=8)), block=block(320))
+WINDOWED = State(groups=(KV, window(6)))
+STATES = {"full": STATE, "recurrent": RECURRENT, "hybrid": HYBRID, "windowed": WINDOWED}
 _WRITTEN = 1 << 40
 
 
@@ -52,10 +74,11 @@ def answer(prompt: list[int], count: int, stops: tuple[int, ...] = ()) -> list[i
 
 
 class HistoryModel:
-    """An executor over an arena of ``KV`` pages. ``poison``: a token whose presence in a history gives NaN logits."""
+    """An executor over an arena of ``state``. ``poison``: a token whose presence in a history gives NaN logits."""
 
-    def __init__(self, arena: Arena, poison: int | None = None) -> None:
+    def __init__(self, arena: Arena, state: State = STATE, poison: int | None = None) -> None:
         self._cells = arena.bytes.view(torch.int64)
+        self._state = state
         self._poison = poison
         self.fail_at: int | None = None
         self.warming = False
@@ -63,6 +86,8 @@ class HistoryModel:
         self.steps = 0
         self.step_tokens: list[int] = []
         self.head_rows: list[int] = []
+        # Of each token of the step, what the block held behind it.
+        self._hashes: list[int] = []
 
     def forward(self, inputs: StepInputs) -> Tensor:
         self._check(inputs)
@@ -73,8 +98,10 @@ class HistoryModel:
         if self.fail_at == self.steps:
             raise ArithmeticError("the program broke")
         for token, position, row in zip(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.seq_ids.tolist()):
-            if position >= 0:
-                self._cells[self._at(inputs.page_tables[0], row, position)] = _WRITTEN + position * VOCAB + token
+            for table in inputs.page_tables if position >= 0 else ():
+                self._cells[self._at(table, row, position)] = _WRITTEN + position * VOCAB + token
+        if self._state.block is not None:
+            self._advance_blocks(inputs)
         return self._head(inputs, inputs.logit_rows)
 
     def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
@@ -86,19 +113,42 @@ class HistoryModel:
         logits = [self._logits(inputs, index) for index in rows.tolist()]
         return torch.tensor(logits, dtype=torch.float32).view(-1, VOCAB)
 
+    def _advance_blocks(self, inputs: StepInputs) -> None:
+        """Fold every token into its sequence's block, which also counts them."""
+        self._hashes = []
+        for token, position, row in zip(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.seq_ids.tolist()):
+            if position < 0:
+                self._hashes.append(0)
+                continue
+            offset = int(inputs.blocks[row])
+            assert offset > 0, "a block is the scratch item"
+            cell = offset * UNIT_BYTES // 8
+            state, count = self._cells[cell : cell + 2].tolist() if position else (0, 0)
+            # A block of another history, or of this one elsewhere, is told apart for good.
+            state = fold(state if count == position else -1, token, position)
+            self._cells[cell] = state
+            self._cells[cell + 1] = position + 1
+            self._hashes.append(state)
+
     def _logits(self, inputs: StepInputs, index: int) -> list[float]:
         row, position = int(inputs.seq_ids[index]), int(inputs.positions[index])
         if position < 0:
             return [0.0] * VOCAB
         assert position < int(inputs.kv_lens[row])
         state = 0
-        for each in range(position + 1):
-            cell = int(self._cells[self._at(inputs.page_tables[0], row, each)])
+        cells = [int(self._cells[self._at(inputs.page_tables[0], row, each)]) for each in range(position + 1)]
+        for cell in cells:
             assert cell >= _WRITTEN, "a history has a hole"
             stored, token = divmod(cell - _WRITTEN, VOCAB)
             if token == self._poison:
                 return [float("nan")] * VOCAB
             state = fold(state, token, stored)
+        for group, table in zip(self._state.groups[1:], inputs.page_tables[1:]):
+            for each in range(group.first_needed(position), position + 1):
+                found = int(self._cells[self._at(table, row, each)])
+                state = state if found == cells[each] else state + found + 1
+        if self._state.block is not None and self._hashes[index] != state:
+            state += 1 + abs(self._hashes[index])
         return scores(state)
 
     @staticmethod
@@ -128,17 +178,41 @@ class Bench:
     """An engine over a HistoryModel, and what came out of it."""
 
     def __init__(
-        self, *, num_pages: int = 64, poison: int | None = None, captured: bool = False, **settings: object
+        self,
+        *,
+        num_pages: int = 64,
+        poison: int | None = None,
+        captured: bool = False,
+        state: State = STATE,
+        others: int | None = None,
+        host_bytes: int = 0,
+        **settings: object,
     ) -> None:
-        """``captured``: steps are padded to buckets and replayed, as on a GPU."""
+        """``captured``: steps are padded to buckets and replayed, as on a GPU.
+
+        The arena holds ``num_pages`` of the first group and ``others`` of every other kind at once;
+        what leaves it has ``host_bytes``.
+        """
         self.backend = backend = CapturingBackend() if captured else CpuBackend(threads=1)
-        self.arena = Arena(backend, arena_bytes(KV, num_pages), scratch_bytes=KV.page_bytes)
-        self.model = HistoryModel(self.arena, poison)
-        options = {"max_len": 256, "max_num_seqs": 4, "max_step_tokens": 16, "vocab": VOCAB} | settings
+        self.arena = make_arena(state, {0: num_pages, **dict.fromkeys(range(1, 9), others or num_pages)}, backend)
+        self.model = HistoryModel(self.arena, state, poison)
+        options = {
+            "max_len": 256,
+            "max_num_seqs": 4,
+            "max_step_tokens": 16,
+            "vocab": VOCAB,
+            "checkpoint_tokens": 4,
+        } | settings
         limits = EngineSettings(**options)
         buckets = assign_buckets(limits.max_num_seqs, limits.max_step_tokens) if captured else None
         self.engine = Engine(
-            executor=self.model, backend=backend, arena=self.arena, state=STATE, settings=limits, buckets=buckets
+            executor=self.model,
+            backend=backend,
+            arena=self.arena,
+            state=state,
+            settings=limits,
+            buckets=buckets,
+            tiers=partial(self._open_tiers, host_bytes),
         )
         if captured:
             self.model.warming = True
@@ -146,9 +220,19 @@ class Bench:
             self.model.warming = False
         self.outputs: dict[str, list[Output]] = {}
 
-    def add(self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), **params: object) -> None:
-        options = {"temperature": 0.0, "max_tokens": 8} | params
-        self.engine.add(Request(id=name, prompt=prompt, params=SamplingParams(**options), eos_ids=eos_ids))
+    def _open_tiers(self, host_bytes: int, stream: Stream) -> Tiers | None:
+        if not host_bytes:
+            return None
+        sizes = [pool.item_bytes for pool in self.arena.pools]
+        return Tiers(
+            self.backend, self.arena.bytes, stream, host_bytes=host_bytes, sizes=sizes, model="history", layout="0"
+        )
+
+    def add(
+        self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), salt: str | None = None, **params: object
+    ) -> None:
+        made = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | params)
+        self.engine.add(Request(id=name, prompt=prompt, params=made, eos_ids=eos_ids, cache_salt=salt))
 
     def step(self) -> list[Output]:
         outputs = self.engine.step()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from treadle.graph.machine import cpu_name
-from treadle.kernels.backend.protocol import MemoryFacts, Replay
+from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
 
@@ -64,13 +64,17 @@ class CpuEvent(Generic[T]):
 
 
 class InlineStream:
-    """A stream whose work runs inside ``submit``."""
+    """A stream whose work runs inside ``submit``; it is the one stream on which ``follow`` has to wait."""
 
     def submit(self, work: Callable[..., T], *args: object) -> CpuEvent[T]:
         """Run ``work(*args)`` now; its exception is raised by the event's ``wait``."""
         event = CpuEvent(work, args)
         event.run()
         return event
+
+    def follow(self, other: Stream) -> None:
+        """Wait for what was submitted to ``other``: what is submitted here runs at once."""
+        other.submit(_nothing).wait()
 
     def close(self) -> None:
         """Nothing is pending."""
@@ -93,10 +97,20 @@ class ThreadStream:
         self._queue.put(event)  # type: ignore[arg-type]
         return event
 
+    def follow(self, other: Stream) -> None:
+        """Let the thread wait, before what is submitted next, for all that was submitted to ``other``."""
+        reached = other.submit(_nothing)
+        if not reached.done:
+            self.submit(reached.wait)
+
     def close(self) -> None:
         """Finish what was submitted and end the thread."""
         self._stop()
         self._thread.join()
+
+
+def _nothing() -> None:
+    """Mark a point of a stream."""
 
 
 def _drain(work: queue.SimpleQueue[CpuEvent[object] | None], threads: int) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import mmap
 import statistics
+import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from treadle.kernels.backend.protocol import MemoryFacts, Replay
+from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
 
 _ALIGN = 4096
+_LARGE = 64 << 20
 _TIMED_RUNS = 7
 _CALLS_A_RUN = 10
 
@@ -76,6 +80,11 @@ class CudaStream:
             self._stream.synchronize()
         return event
 
+    def follow(self, other: Stream) -> None:
+        """Let the device wait, before what is submitted next, for all that was submitted to ``other``."""
+        assert isinstance(other, CudaStream), "a stream of another backend"
+        self._stream.wait_stream(other._stream)
+
     def close(self) -> None:
         """Wait for what was submitted."""
         self._open = False
@@ -108,8 +117,20 @@ class CudaBackend:
         return memory[begin : begin + num_bytes]
 
     def host(self, num_bytes: int) -> Tensor:
-        """Return zeroed pinned memory."""
-        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        """Return zeroed pinned memory. Raises MemoryError if the driver does not pin as much."""
+        if num_bytes < _LARGE:
+            return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+        # The allocator of torch would round this up to the next power of two.
+        memory = mmap.mmap(-1, num_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        error = _runtime().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
+        if int(error) != 0:
+            raise MemoryError(f"the driver does not pin {num_bytes} bytes of host memory: {error}")
+        weakref.finalize(tensor.untyped_storage(), _unpin, memory, tensor.data_ptr()).atexit = False
+        return tensor
 
     def trim(self) -> None:
         """Give unused blocks of the allocator back to the driver, workspaces of matrix products among them.
@@ -168,6 +189,16 @@ class CudaBackend:
         free, total = torch.cuda.mem_get_info()
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return MemoryFacts(total_bytes=total, available_bytes=free + unused)
+
+
+def _unpin(memory: mmap.mmap, address: int) -> None:
+    """Give ``memory`` back to the system once the driver has let go of it."""
+    _runtime().cudaHostUnregister(address)
+    del memory
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:

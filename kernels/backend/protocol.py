@@ -55,6 +55,10 @@ class Stream(Protocol):
         """
         ...
 
+    def follow(self, other: Stream) -> None:
+        """Let what is submitted from now on run behind all that has been submitted to ``other``; never blocks."""
+        ...
+
     def close(self) -> None:
         """Finish what was submitted and take no more."""
         ...
@@ -93,7 +97,10 @@ class Backend(Protocol):
         ...
 
     def host(self, num_bytes: int) -> Tensor:
-        """Return zeroed host memory that copies to and from the device use without waiting: [num_bytes] uint8."""
+        """Return zeroed host memory that copies to and from the device use without waiting: [num_bytes] uint8.
+
+        It takes no more than was asked for, large as that may be.
+        """
         ...
 
     def trim(self) -> None:

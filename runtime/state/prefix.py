@@ -1,17 +1,23 @@
 """The prefix tree: pages of tokens computed before, found again by the tokens at a sequence's beginning.
 
 A radix tree at page granularity. An edge holds a run of whole pages and the bytes of their tokens, so that a lookup
-compares memory instead of walking tokens; children are found by the bytes of their first page.
+compares memory instead of walking tokens; children are found by the bytes of their first page. Tenants with different
+salts have roots of their own and share nothing.
+
+Where pages of the first group are not all the state there is, one can go on behind known tokens only where a snapshot
+was kept; pages that no snapshot follows are worth little and go first.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.digest import chain, seed
+from treadle.runtime.state.pool import Pool
+from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
 
 TOKEN_TYPE = "i"
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
@@ -24,10 +30,41 @@ class Node:
     key: bytes
     pages: list[int]
     parent: Node | None
+    start: int = 0
+    """pages from the root to its first"""
     children: dict[bytes, Node] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    """those at its end and in the page behind it"""
     locks: int = 0
     used: int = 0
     """tick of the last use; a parent's is never older than its children's"""
+    digests: list[bytes] | None = None
+    """of the tokens up to the end of each page, once somebody asked; a root has one, of no tokens"""
+
+    @property
+    def end(self) -> int:
+        """Pages from the root to its end."""
+        return self.start + len(self.pages)
+
+
+@dataclass(slots=True)
+class Match:
+    """How much of a sequence's beginning the tree knows."""
+
+    node: Node
+    """where the usable pages end; to be locked"""
+    pages: list[int]
+    """full pages that can be used"""
+    position: int
+    """tokens that need not be computed again"""
+    snapshot: Snapshot | None
+    """what goes with them, if it takes more than the pages"""
+    known: int
+    """tokens whose pages are there, usable or not"""
+    deepest: Node
+    """where those pages end"""
+    later: int = 0
+    """tokens that the next step will be able to use, if they are more"""
 
 
 class PrefixTree:
@@ -36,11 +73,14 @@ class PrefixTree:
     Who wants to go on using pages that ``match`` returned locks their node before anything else is evicted.
     """
 
-    def __init__(self, allocator: PageAllocator, page_tokens: int) -> None:
-        self._allocator = allocator
+    def __init__(self, pool: Pool, page_tokens: int, snapshots: Snapshots, *, needs_snapshots: bool = False) -> None:
+        self._pool = pool
+        self._released: Callable[[list[int]], None] = lambda _: None
+        self.snapshots = snapshots
+        self._needs_snapshots = needs_snapshots
         self._page_tokens = page_tokens
         self._page_key = page_tokens * TOKEN_BYTES
-        self._root = Node(b"", [], None)
+        self._roots: dict[Hashable, Node] = {}
         self._tick = 0
         # Leaves without locks by last use; entries are checked when popped, since nodes change under them.
         self._heap: list[tuple[int, int, Node]] = []
@@ -50,29 +90,83 @@ class PrefixTree:
         self.evictable = 0
         """pages under no lock: ``evict`` can free as many"""
 
-    def match(self, tokens: array[int]) -> tuple[list[int], Node]:
-        """Return the pages that hold the longest known beginning of ``tokens``, and the node where it ends.
+    def root(self, salt: Hashable) -> Node:
+        """Return where all begins that has this salt."""
+        root = self._roots.get(salt)
+        if root is None:
+            if len(self._roots) > self._num_nodes + 64:
+                self._roots = {name: each for name, each in self._roots.items() if each.children or each.snapshots}
+            root = self._roots[salt] = Node(b"", [], None, digests=[seed(salt)])
+        return root
 
-        At least the last token is left out, since its logits are wanted. The pages stay the tree's: lock the node.
+    def digests(self, node: Node) -> list[bytes]:
+        """Return the digest of all tokens up to the end of each of a node's pages; of a root, that of no tokens."""
+        path = [node]
+        while path[-1].digests is None:
+            assert path[-1].parent is not None
+            path.append(path[-1].parent)
+        for upper, lower in zip(path[::-1], path[-2::-1]):
+            assert upper.digests is not None
+            lower.digests = chain(upper.digests[-1], lower.key, self._page_key)
+        assert node.digests is not None
+        return node.digests
+
+    def find(self, tokens: array[int], count: int, salt: Hashable) -> Node | None:
+        """Return the node where the first ``count`` pages of ``tokens`` end, None if they are not all there."""
+        node, pages = self._descend(tokens[: count * self._page_tokens].tobytes(), self.root(salt))
+        return node if len(pages) == count else None
+
+    def match(self, tokens: array[int], salt: Hashable = None, now: int = NEVER) -> Match:
+        """Return the longest known beginning of ``tokens``. Its pages stay the tree's: lock the node.
+
+        At least the last token is left out, since its logits are wanted. Snapshots born in step ``now`` are not there
+        yet.
         """
-        limit = max(len(tokens) - 1, 0) // self._page_tokens
-        data = tokens[: limit * self._page_tokens].tobytes()
-        node, pages = self._descend(data)
-        return pages, node
+        most = max(len(tokens) - 1, 0)
+        data = tokens[:most].tobytes()
+        deepest, pages = self._descend(data, self.root(salt))
+        match = Match(deepest, pages, 0, None, len(pages) * self._page_tokens, deepest)
+        node = deepest
+        while True:
+            for snapshot in node.snapshots:
+                self._consider(match, snapshot, node, data, now)
+            if match.snapshot is not None or node.parent is None or not self._needs_snapshots:
+                break
+            node = node.parent
+        if not self._needs_snapshots and match.position < match.known:
+            match.node, match.position, match.snapshot = deepest, match.known, None
+        if match.snapshot is not None:
+            self.snapshots.touch(match.snapshot, self._tick)
+        match.pages = pages[: match.node.end]
+        if match.snapshot is None and self._needs_snapshots:
+            match.node, match.pages = self.root(salt), []
+        return match
 
-    def insert(self, tokens: array[int], pages: Sequence[int]) -> Node:
+    def _consider(self, match: Match, snapshot: Snapshot, node: Node, data: bytes, now: int) -> None:
+        """Take a snapshot for the match if it is one of these tokens, and further on."""
+        if snapshot.position <= max(match.position, match.later):
+            return
+        begin = node.end * self._page_key
+        if data[begin : begin + len(snapshot.tail)] != snapshot.tail:
+            return
+        if snapshot.born == now:
+            match.later = snapshot.position
+        else:
+            match.node, match.position, match.snapshot = node, snapshot.position, snapshot
+
+    def insert(self, tokens: array[int], pages: Sequence[int], salt: Hashable = None) -> Node:
         """Remember that ``pages`` hold the beginning of ``tokens``; return the node where they end.
 
         Where the tree knows the tokens already it keeps its own pages. Shapes: ``tokens`` fill all the pages.
         """
         data = tokens[: len(pages) * self._page_tokens].tobytes()
         assert len(data) == len(pages) * self._page_key, f"{len(tokens)} tokens do not fill {len(pages)} pages"
-        node, known = self._descend(data)
+        node, known = self._descend(data, self.root(salt))
         if len(known) == len(pages):
             return node
         key, new = data[len(known) * self._page_key :], list(pages[len(known) :])
-        self._allocator.share(new)
-        child = Node(key, new, node, used=self._tick)
+        self._pool.share(new)
+        child = Node(key, new, node, start=node.end, used=self._tick)
         node.children[key[: self._page_key]] = child
         self._num_nodes += 1
         self.num_pages += len(new)
@@ -82,14 +176,14 @@ class PrefixTree:
 
     def lock(self, node: Node) -> None:
         """Keep the pages from the root to ``node``."""
-        for each in self._path(node):
+        for each in self.path(node):
             if each.locks == 0:
                 self.evictable -= len(each.pages)
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one ``lock``."""
-        for each in self._path(node):
+        for each in self.path(node):
             assert each.locks > 0, "a node is unlocked more often than locked"
             each.locks -= 1
             if each.locks == 0:
@@ -105,6 +199,47 @@ class PrefixTree:
                 freed += self._trim(node, count - freed)
         return freed
 
+    def on_release(self, released: Callable[[list[int]], None]) -> None:
+        """Let somebody know of pages that leave the tree."""
+        self._released = released
+
+    @property
+    def oldest(self) -> int | None:
+        """Tick of the last use of the run that would be evicted next, None if there is none."""
+        while self._heap:
+            used, _, node = self._heap[0]
+            if node.used == used and self._is_loose(node):
+                return used
+            heapq.heappop(self._heap)
+        return None
+
+    def keep(self, node: Node, snapshot: Snapshot) -> None:
+        """Put a snapshot at the end of a node."""
+        self.snapshots.add(node, snapshot, self._tick)
+
+    def evict_next(self, num_pages: int) -> bool:
+        """Evict what was not used for longest, a snapshot or up to ``num_pages``; False if there is nothing."""
+        pages, snapshot = self.oldest, self.snapshots.oldest
+        if snapshot is not None and (pages is None or snapshot.used <= pages):
+            self.drop(snapshot)
+            return True
+        return self.evict(max(num_pages, 1)) > 0
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Forget a snapshot. Pages that led only to it are worth little then."""
+        node = snapshot.node
+        self.snapshots.drop(snapshot)
+        if node is not None:
+            self._offer(node)
+
+    def demote(self, node: Node) -> None:
+        """Let all from ``node`` on be evicted first."""
+        for each in self._below(node):
+            each.used = NEVER
+            for snapshot in each.snapshots:
+                self.snapshots.demote(snapshot)
+            self._offer(each)
+
     def discard(self, node: Node) -> None:
         """Forget ``node`` and those above it that nothing else needs: their content is not to be trusted."""
         while self._is_loose(node):
@@ -113,8 +248,23 @@ class PrefixTree:
             self._trim(node, len(node.pages))
             node = parent
 
+    def forget(self, salt: Hashable) -> None:
+        """Drop all with this salt that is under no lock."""
+        root = self._roots.get(salt)
+        if root is None:
+            return
+        for snapshot in list(root.snapshots):
+            self.snapshots.drop(snapshot)
+        for node in list(self._below(root))[:0:-1]:
+            if self._is_loose(node):
+                self._trim(node, len(node.pages))
+        if not root.children:
+            del self._roots[salt]
+
     def clear(self) -> int:
-        """Evict everything that is not locked; return how many pages that freed."""
+        """Evict everything that is not locked; return how many pages of the tree that freed."""
+        while (snapshot := self.snapshots.oldest) is not None:
+            self.snapshots.drop(snapshot)
         return self.evict(self.num_pages)
 
     def pages(self) -> Iterator[int]:
@@ -132,16 +282,23 @@ class PrefixTree:
         return [page for node in locked for page in node.pages]
 
     def _nodes(self) -> Iterator[Node]:
-        stack = list(self._root.children.values())
+        for root in self._roots.values():
+            for child in root.children.values():
+                yield from self._below(child)
+
+    @staticmethod
+    def _below(node: Node) -> Iterator[Node]:
+        """Yield ``node`` and those below it."""
+        stack = [node]
         while stack:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
 
-    def _descend(self, data: bytes) -> tuple[Node, list[int]]:
+    def _descend(self, data: bytes, node: Node) -> tuple[Node, list[int]]:
         """Return the node where the longest known beginning of ``data`` ends, split off if need be, and its pages."""
         self._tick += 1
-        node, pages, at = self._root, list[int](), 0
+        pages, at = list[int](), 0
         while child := node.children.get(data[at : at + self._page_key]):
             common = self._common_pages(child.key, data, at)
             if common < len(child.pages):
@@ -173,7 +330,12 @@ class PrefixTree:
         """Cut ``node`` after ``count`` pages; return the new upper part. Locks hold the lower part, so both."""
         assert node.parent is not None
         cut = count * self._page_key
-        upper = Node(node.key[:cut], node.pages[:count], node.parent, locks=node.locks, used=node.used)
+        upper = Node(
+            node.key[:cut], node.pages[:count], node.parent, start=node.start, locks=node.locks, used=node.used
+        )
+        if node.digests is not None:
+            upper.digests, node.digests = node.digests[:count], node.digests[count:]
+        node.start += count
         node.parent.children[upper.key[: self._page_key]] = upper
         node.key, node.pages, node.parent = node.key[cut:], node.pages[count:], upper
         upper.children[node.key[: self._page_key]] = node
@@ -185,8 +347,13 @@ class PrefixTree:
         count = min(count, len(node.pages))
         parent, first = node.parent, node.key[: self._page_key]
         assert parent is not None
+        for snapshot in list(node.snapshots):
+            self.snapshots.drop(snapshot)
         keep = len(node.pages) - count
-        self._allocator.release(node.pages[keep:])
+        self._released(node.pages[keep:])
+        self._pool.release(node.pages[keep:])
+        if node.digests is not None:
+            del node.digests[keep:]
         node.pages, node.key = node.pages[:keep], node.key[: keep * self._page_key]
         self.num_pages -= count
         self.evictable -= count
@@ -203,6 +370,8 @@ class PrefixTree:
         """Queue ``node`` for eviction if it can be evicted as it stands."""
         if not self._is_loose(node):
             return
+        if self._needs_snapshots and not node.snapshots:
+            node.used = NEVER
         self._pushes += 1
         heapq.heappush(self._heap, (node.used, self._pushes, node))
         if len(self._heap) > 2 * self._num_nodes + 64:
@@ -215,7 +384,14 @@ class PrefixTree:
         return node.locks == 0 and not node.children and node.parent is not None
 
     @staticmethod
-    def _path(node: Node) -> Iterator[Node]:
+    def root_of(node: Node) -> Node:
+        """Return the root above a node."""
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    @staticmethod
+    def path(node: Node) -> Iterator[Node]:
         """Yield ``node`` and those above it, the root excepted."""
         while node.parent is not None:
             yield node

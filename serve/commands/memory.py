@@ -23,6 +23,8 @@ def run(resolved: Resolved, console: Console) -> int:
     weights = model.dtype if passes.quantize == "none" else f"{passes.quantize}, {model.dtype} activations"
     console.print(f"[bold]{model.name}[/] ({model.family}, {weights}) on {deployment.hardware.name}\n")
     console.print(_rows(plan))
+    for row in plan.host:
+        console.print(f"main memory, {row.item}: {format_bytes(row.nbytes)}")
     console.print(_limits(resolved))
     return 0
 

@@ -66,7 +66,7 @@ def test_load_in_scattered_pages_changes_no_answer(name: str) -> None:
     limits = ("passes.compile=false", "model.max_len=96", "scheduler.max_num_seqs=8", "scheduler.max_step_tokens=64")
     rng = random.Random(5)
     with engine_of(case, (*tight, *limits)) as engine:
-        rng.shuffle(engine._scheduler.allocator._free)
+        rng.shuffle(engine._scheduler.memory.arena._free)
         found: dict[str, list[int]] = {}
         for index, prompt in enumerate(prompts):
             params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from capturing_backend import CapturingBackend
-from history_model import KV, PAGE_TOKENS, VOCAB, Bench, answer
+from history_model import KV, PAGE_TOKENS, STATE, VOCAB, Bench, answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +13,7 @@ from treadle.runtime.engine import EngineDied, EngineSettings
 from treadle.runtime.request import Abort, RequestError
 from treadle.runtime.scheduler import QueueFull
 from treadle.runtime.state.arena import Arena, ArenaError
+from treadle.runtime.state.memory import arena_kinds
 
 POISON = VOCAB - 1
 tokens = st.integers(0, POISON - 1)
@@ -351,7 +352,7 @@ def test_settings_that_contradict_are_refused() -> None:
     with pytest.raises(ValueError, match="max_step_tokens=8"):
         EngineSettings(max_len=64, max_num_seqs=8, max_step_tokens=4, vocab=8)
     with pytest.raises(ArenaError):
-        Arena(CpuBackend(threads=1), KV.page_bytes - 1, scratch_bytes=KV.page_bytes)
+        Arena(CpuBackend(threads=1), KV.page_bytes - 1, arena_kinds(STATE), scratch_bytes=KV.page_bytes)
     with pytest.raises(ArenaError):
         Bench(num_pages=0)
 
@@ -359,16 +360,17 @@ def test_settings_that_contradict_are_refused() -> None:
 def test_leaked_pages_are_named_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(num_pages=16)
     scheduler = bench.engine._scheduler
-    scheduler.allocator.take(3, "culprit")
+    scheduler.memory.pages.take(3, "culprit")
     bench.add("a", list(range(12)))
     bench.step()
-    scheduler.tree.lock(scheduler.running[0].node)  # type: ignore[arg-type]
+    scheduler.memory.cache.tree.lock(scheduler.running[0].node)  # type: ignore[arg-type]
     with caplog.at_level(logging.ERROR):
         bench.run()
     assert "culprit leaked 3 pages" in caplog.text
     assert "request a leaked 3 pages" in caplog.text
     assert bench.engine.stats().pages_used == 0
-    assert scheduler.allocator.free + scheduler.tree.evictable == 16
+    memory = scheduler.memory
+    assert memory.arena.available(0) + memory.cache.tree.evictable == 16
     bench.add("b", list(range(12)))
     bench.run()
     assert bench.tokens("b") == bench.tokens("a")
@@ -476,7 +478,7 @@ def test_any_schedule_gives_right_tokens_and_leaks_nothing(
             assert bench.reason(name) in ("stop", "length")
     scheduler = bench.engine._scheduler
     assert scheduler.free_slots == max_num_seqs
-    scheduler.tree.clear()
-    assert scheduler.allocator.free == num_pages
-    assert scheduler.allocator.num_refs == 0
+    scheduler.memory.cache.tree.clear()
+    assert scheduler.memory.pages.used == 0
+    assert scheduler.memory.pages.num_refs == 0
     bench.close()

@@ -233,8 +233,8 @@ def test_answers_of_one_prompt_under_any_pressure(
     assert bench.tokens("before") == answer([2] * 6, 14)
     assert bench.tokens("after") == answer([1, 2], 6)
     scheduler = bench.engine._scheduler
-    scheduler.tree.clear()
-    assert (scheduler.allocator.free, scheduler.allocator.num_refs) == (num_pages, 0)
+    scheduler.memory.cache.tree.clear()
+    assert (scheduler.memory.pages.used, scheduler.memory.pages.num_refs) == (0, 0)
     bench.close()
 
 

@@ -3,17 +3,18 @@ from __future__ import annotations
 import math
 
 import pytest
+from arenas import make_arena
 
-from treadle.graph.state import LayerKV, PagedKV
+from treadle.graph.state import LayerKV, PagedKV, State
 from treadle.runtime.plan import Plan
 from treadle.runtime.request import Request, SamplingParams, spread
 from treadle.runtime.scheduler import Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Slab
-from treadle.runtime.state.pages import PageAllocator
+from treadle.runtime.state.memory import StateMemory
 
 PAGE = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=PAGE)
+STATE = State(groups=(KV,))
 
 
 def make(
@@ -24,16 +25,13 @@ def make(
     chunk_tokens: int = 16,
     attention_tokens: float = math.inf,
 ) -> Scheduler:
-    allocator = PageAllocator(Slab(offset=KV.page_units, num_units=num_pages * KV.page_units), KV)
+    arena = make_arena(STATE, {0: num_pages})
     return Scheduler(
-        allocator,
-        page_tokens=PAGE,
-        page_bytes=KV.page_bytes,
+        StateMemory(arena, STATE, max_step_tokens=max_step_tokens),
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         chunk_tokens=chunk_tokens,
         attention_tokens=attention_tokens,
-        prefix_cache=True,
     )
 
 
@@ -173,7 +171,7 @@ def test_the_youngest_makes_room_once_its_step_is_collected() -> None:
     collect(scheduler, plan(scheduler))
     for _ in range(3):
         collect(scheduler, plan(scheduler))
-    assert scheduler.allocator.free == 0
+    assert scheduler.memory.arena.available(0) == 0
     # old fills its third page while young, in flight, still uses its own.
     pending = plan(scheduler)
     assert shape(pending) == [("old", 1), ("young", 1)]
@@ -231,11 +229,11 @@ def test_heal_names_owners_and_leaves_the_tree_usable() -> None:
     collect(scheduler, plan(scheduler))
     scheduler.finish(first, "stop")
     assert scheduler.heal() == {}
-    scheduler.allocator.take(2, "ghost")
-    _, node = scheduler.tree.match(first.tokens)
-    scheduler.tree.lock(node)
+    scheduler.memory.pages.take(2, "ghost")
+    tree = scheduler.memory.cache.tree
+    tree.lock(tree.match(first.tokens).node)
     assert scheduler.heal() == {"ghost": 2, "first": 2}
-    assert scheduler.pages_held == 0
+    assert scheduler.memory.pages_held == 0
     queue(scheduler, "second", [0] * 9)
     assert plan(scheduler).chunks[0].start == 8
 
@@ -256,7 +254,8 @@ def test_answers_of_one_prompt_wait_for_it_and_part_at_its_end() -> None:
     assert shape(made) == [("g-0", 2)]
     assert made.forks == [second, third]
     assert made.sampled == [first, second, third]
-    assert made.after == [(first.pages[2], each.pages[2], KV.page_bytes) for each in (second, third)]
+    offset = scheduler.memory.pages.offset
+    assert made.after == [(offset(first.pages[2]), offset(each.pages[2]), KV.page_bytes) for each in (second, third)]
     assert [each.pages[:2] for each in (second, third)] == [first.pages[:2]] * 2
     assert len({each.pages[2] for each in (first, second, third)}) == 3
     collect(scheduler, made)

@@ -53,6 +53,30 @@ def test_close_finishes_what_was_submitted_and_takes_no_more() -> None:
         stream.submit(done.append, 20)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_stream_follows_what_was_submitted_to_another_one(overlap: bool) -> None:
+    backend = CpuBackend(threads=1)
+    main, side = backend.stream(overlap=True), backend.stream(overlap=overlap)
+    gate, order = threading.Event(), list[int]()
+    main.submit(lambda: (gate.wait(), order.append(1)))
+    if not overlap:
+        gate.set()
+    side.follow(main)
+    behind = side.submit(order.append, 2)
+    assert behind.done is not overlap
+    gate.set()
+    behind.wait()
+    assert order == [1, 2]
+    # What comes to the other one later is not waited for.
+    gate.clear()
+    late = main.submit(gate.wait)
+    side.submit(order.append, 3).wait()
+    gate.set()
+    late.wait()
+    main.close()
+    side.close()
+
+
 def test_a_stream_nobody_holds_ends_its_thread() -> None:
     stream = CpuBackend(threads=1).stream(overlap=True)
     thread = stream._thread  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ import torch
 from treadle.graph import machine
 from treadle.kernels.backend import open_backend
 from treadle.kernels.backend.cuda import CudaBackend, NoCudaError
+from treadle.runtime.state.tiers.copies import copy_ranges
 
 
 def test_without_a_device_the_message_says_why_and_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,31 @@ def test_work_runs_in_order_and_its_result_is_on_the_host_once_done(overlap: boo
     with pytest.raises(ZeroDivisionError):
         stream.submit(lambda: 1 // 0).wait()
     stream.close()
+
+
+@pytest.mark.gpu
+def test_a_stream_follows_another_and_copies_go_both_ways() -> None:
+    backend = CudaBackend()
+    main, side = backend.stream(overlap=True), backend.stream(overlap=True)
+    # Large enough to be pinned by itself, and no power of two.
+    size = 96 << 20
+    memory, host = backend.allocate(size), backend.host(size)
+    assert host.is_pinned()
+    main.submit(torch.cuda._sleep, 100_000_000)
+    main.submit(memory.fill_, 7)
+    side.follow(main)
+    ranges = [(0, 256, 4096), (8192, 8192, size - 8192)]
+    event = side.submit(copy_ranges, memory, host, ranges)
+    assert not event.done
+    event.wait()
+    assert int(host.sum(dtype=torch.int64)) == 7 * (4096 + size - 8192)
+    assert int(host[:256].sum()) == 0
+    side.submit(memory.zero_)
+    side.submit(copy_ranges, host, memory, [(there, begin, count) for begin, there, count in ranges]).wait()
+    assert int(memory.sum(dtype=torch.int64)) == 7 * (4096 + size - 8192)
+    assert int(memory[4096:8192].sum()) == 0
+    main.close()
+    side.close()
 
 
 @pytest.mark.gpu

@@ -3,26 +3,27 @@ from __future__ import annotations
 import time
 from array import array
 
+from arenas import make_arena
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from treadle.graph.state import LayerKV, PagedKV
-from treadle.runtime.state.arena import Slab
-from treadle.runtime.state.pages import PageAllocator
+from treadle.graph.state import LayerKV, PagedKV, State
+from treadle.runtime.state.pool import Pool
 from treadle.runtime.state.prefix import TOKEN_TYPE, Node, PrefixTree
+from treadle.runtime.state.snapshots import Snapshots
 
 PAGE = 4
 
 
-def make_tree(num_pages: int, page_tokens: int = PAGE) -> tuple[PageAllocator, PrefixTree]:
+def make_tree(num_pages: int, page_tokens: int = PAGE) -> tuple[Pool, PrefixTree]:
     kv = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=8, v_dim=8),), dtype="float32", page_tokens=page_tokens)
-    slab = Slab(offset=kv.page_units, num_units=num_pages * kv.page_units)
-    allocator = PageAllocator(slab, kv)
-    return allocator, PrefixTree(allocator, page_tokens)
+    arena = make_arena(State(groups=(kv,)), {0: num_pages})
+    pool = arena.pool(0)
+    return pool, PrefixTree(pool, page_tokens, Snapshots(arena.pools, [kv.page_bytes]))
 
 
-def remember(allocator: PageAllocator, tree: PrefixTree, tokens: list[int]) -> list[int]:
+def remember(allocator: Pool, tree: PrefixTree, tokens: list[int]) -> list[int]:
     """Insert as a finished sequence does, and return its pages."""
     pages = allocator.take(len(tokens) // PAGE, "test")
     tree.insert(array(TOKEN_TYPE, tokens), pages)
@@ -31,7 +32,7 @@ def remember(allocator: PageAllocator, tree: PrefixTree, tokens: list[int]) -> l
 
 
 def found(tree: PrefixTree, tokens: list[int]) -> list[int]:
-    return tree.match(array(TOKEN_TYPE, tokens))[0]
+    return tree.match(array(TOKEN_TYPE, tokens)).pages
 
 
 def test_match_finds_whole_pages_and_leaves_the_last_token() -> None:
@@ -53,7 +54,7 @@ def test_branches_share_their_beginning() -> None:
     # The tree keeps the pages it knew first.
     assert found(tree, stem + [2] * 8 + [0]) == left[:2] + right[2:]
     assert tree.num_pages == tree.evictable == 6
-    assert allocator.free == 10
+    assert allocator.used == 6
 
 
 def test_eviction_takes_the_least_recently_used_ends_first() -> None:
@@ -73,19 +74,20 @@ def test_locked_pages_stay() -> None:
     allocator, tree = make_tree(8)
     pages = remember(allocator, tree, [1] * 12)
     remember(allocator, tree, [1] * 8 + [2] * 8)
-    kept, node = tree.match(array(TOKEN_TYPE, [1] * 9))
+    match = tree.match(array(TOKEN_TYPE, [1] * 9))
+    kept, node = match.pages, match.node
     tree.lock(node)
     assert tree.evict(99) == 3
     assert found(tree, [1] * 13) == kept == pages[:2]
     tree.unlock(node)
     assert tree.clear() == 2
-    assert allocator.free == 8
+    assert allocator.used == 0
 
 
 def test_a_split_below_a_lock_keeps_both_parts_locked() -> None:
     allocator, tree = make_tree(8)
     remember(allocator, tree, [1] * 16)
-    _, node = tree.match(array(TOKEN_TYPE, [1] * 17))
+    node = tree.match(array(TOKEN_TYPE, [1] * 17)).node
     tree.lock(node)
     found(tree, [1] * 9)
     assert tree.evictable == 0
@@ -99,7 +101,7 @@ def test_discard_forgets_what_nothing_else_needs() -> None:
     allocator, tree = make_tree(8)
     remember(allocator, tree, [1] * 8)
     remember(allocator, tree, [1] * 4 + [2] * 4)
-    _, node = tree.match(array(TOKEN_TYPE, [1] * 9))
+    node = tree.match(array(TOKEN_TYPE, [1] * 9)).node
     tree.discard(node)
     assert len(found(tree, [1] * 9)) == 1
     assert len(found(tree, [1] * 4 + [2] * 5)) == 2
@@ -114,7 +116,7 @@ def test_a_long_prompt_is_found_quickly() -> None:
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert len(tree.match(tokens)[0]) == 8191
+        assert len(tree.match(tokens).pages) == 8191
         times.append(time.perf_counter() - begin)
     # About 0.3 ms; the bound leaves room for a busy machine.
     assert min(times) < 0.005
@@ -143,14 +145,15 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(target=live, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def admit(self, tokens: list[int]) -> object:
-        cached, node = self.tree.match(array(TOKEN_TYPE, tokens))
+        match = self.tree.match(array(TOKEN_TYPE, tokens))
+        cached, node = match.pages, match.node
         for i, page in enumerate(cached):
             assert self.content[page] == tuple(tokens[: (i + 1) * PAGE])
         assert len(cached) * PAGE < len(tokens)
         self.tree.lock(node)
         need = len(tokens) // PAGE - len(cached)
-        self.tree.evict(need - self.allocator.free)
-        if need > self.allocator.free:
+        self.tree.evict(need - (24 - self.allocator.used))
+        if need > 24 - self.allocator.used:
             assert self.tree.evictable == 0
             self.tree.unlock(node)
             return None
@@ -187,14 +190,14 @@ class TreeMachine(RuleBasedStateMachine):
         assert len(in_tree) == len(set(in_tree)) == self.tree.num_pages
         users = in_tree + [page for _, pages, _ in self.held for page in pages]
         assert self.allocator.num_refs == len(users)
-        assert self.allocator.free == 24 - len(set(users))
+        assert self.allocator.used == len(set(users))
 
     def teardown(self) -> None:
         for _, pages, node in self.held:
             self.tree.unlock(node)
             self.allocator.release(pages)
         self.tree.clear()
-        assert self.allocator.free == 24
+        assert self.allocator.used == 0
 
 
 TestTree = TreeMachine.TestCase

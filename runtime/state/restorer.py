@@ -1,0 +1,222 @@
+"""State on its way back to the device: what tiers hold of a waiting sequence is put into the prefix tree.
+
+Memory is taken while a step is planned, and filled once that is launched: what it moves out of the way is gone then.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+from treadle.graph.state import State
+from treadle.runtime.sequence import Sequence
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.cache import PrefixCache
+from treadle.runtime.state.digest import chain
+from treadle.runtime.state.holders import Holders
+from treadle.runtime.state.pool import Handle
+from treadle.runtime.state.prefix import TOKEN_BYTES, Node
+from treadle.runtime.state.room import Counts
+from treadle.runtime.state.sinker import Sinker
+from treadle.runtime.state.snapshots import NEVER, Snapshot
+from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
+from treadle.runtime.state.tiers.tiers import Tiers
+
+PATIENCE = 64
+"""Steps that a sequence waits for a connector to say what it has."""
+
+
+@dataclass
+class _Job:
+    """What a sequence could have back, and from when on it is on its way."""
+
+    tokens: array[int]
+    base: Node
+    """where the pages end that are there"""
+    digests: list[bytes]
+    """of no page, one page, ..."""
+    position: int
+    """tokens to go on from"""
+    pages: list[bytes]
+    """keys of the pages behind ``base``"""
+    items: list[list[bytes]] | None
+    """keys of a snapshot's items"""
+    taken: list[list[Handle]] = field(default_factory=list)
+    """by kind; of the first, pages and then what is the snapshot's"""
+    ticket: Ticket | None = None
+
+    def need(self) -> Counts:
+        need = {kind: len(keys) for kind, keys in enumerate(self.items or [])}
+        return need | {0: need.get(0, 0) + len(self.pages)}
+
+
+class Restorer:
+    """Finds out what tiers have, and fetches it."""
+
+    def __init__(
+        self, arena: Arena, cache: PrefixCache, holders: dict[int, Holders], tiers: Tiers, sinker: Sinker,
+        state: State,
+    ) -> None:  # fmt: skip
+        self._arena, self._cache, self._holders, self._tiers, self._sinker = arena, cache, holders, tiers, sinker
+        self._page_tokens, self._needs_snapshots = state.page_tokens, state.needs_checkpoints
+        self._jobs: dict[Sequence, _Job] = {}
+        self._asked: dict[Sequence, int] = {}
+        self.restored_tokens = 0
+        """tokens that did not have to be computed again"""
+        self.failed_tokens = 0
+        """tokens that a tier did not give although it had them"""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._jobs)
+
+    def holds(self, sequence: Sequence, running: Ordered[Sequence]) -> bool:
+        """Whether a waiting sequence should wait on: something is on its way to it, or may be soon."""
+        if sequence in self._jobs:
+            return True
+        if sequence.asked or not self._has_room(sequence, running):
+            return False
+        job = self._look(sequence)
+        if job is not None and not job.position:
+            return True
+        sequence.asked = True
+        if job is None or not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
+            return False
+        self._take(sequence, job)
+        return True
+
+    def _has_room(self, sequence: Sequence, running: Ordered[Sequence]) -> bool:
+        """Whether a sequence could come in; else what is fetched for it would only be in the way."""
+        room = self._cache.room
+        return room.fits(room.whole(sequence), room.beside(sequence, running))
+
+    def look_ahead(self, sequence: Sequence) -> None:
+        """Bring what a sequence further back in the queue will want into host memory."""
+        if sequence.looked:
+            return
+        sequence.looked = True
+        job = self._look(sequence)
+        if job is not None and job.position:
+            self._tiers.prefetch([Object(*each, 0, size) for each, size in self._named(job)])
+
+    def poll(self) -> None:
+        """Begin what was planned, and take in what has arrived. Before a step is planned."""
+        for sequence, job in list(self._jobs.items()):
+            if job.ticket is None:
+                self._fetch(job)
+            if job.ticket is not None and job.ticket.done:
+                del self._jobs[sequence]
+                sequence.asked = True
+                self._finish(sequence, job)
+
+    def _look(self, sequence: Sequence) -> _Job | None:
+        """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing."""
+        tokens, salt = sequence.readable, self._cache.salt(sequence)
+        match = self._cache.tree.match(tokens, salt)
+        most = max(len(tokens) - 1, 0)
+        tree, base, size = self._cache.tree, match.deepest, self._page_tokens
+        digests = [*tree.digests(tree.root_of(base))]
+        for node in reversed([*tree.path(base)]):
+            digests += tree.digests(node)
+        behind = tokens[base.end * size : most // size * size].tobytes()
+        new = chain(digests[-1], behind, size * TOKEN_BYTES)
+        found = self._tiers.find(new)
+        if any(where is Where.PENDING for where in found) and self._is_patient(sequence):
+            return _Job(tokens, base, [], 0, [], None)
+        count = next((index for index, where in enumerate(found) if where is None), len(found))
+        digests += new[:count]
+        for position, tail in self._candidates(tokens, digests, match.position, most):
+            items = self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
+            keys = [key for keys in items or () for key in keys]
+            if all(self._tiers.find(keys)):
+                pages = new[: max(position // size - base.end, 0)]
+                return _Job(tokens, base, digests, position, pages, items)
+        return None
+
+    def _candidates(
+        self, tokens: array[int], digests: list[bytes], known: int, most: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield positions beyond ``known`` where one might go on, the furthest first, and the tokens behind a page."""
+        size = self._page_tokens
+        for page in range(len(digests) - 1, -1, -1):
+            for tail in sorted(self._sinker.tails.get(digests[page], ()), key=len, reverse=True):
+                position = page * size + len(tail) // TOKEN_BYTES
+                if known < position <= most and tokens[page * size : position].tobytes() == tail:
+                    yield position, tail
+            if page * size <= known:
+                return
+            yield page * size, b""
+
+    def _is_patient(self, sequence: Sequence) -> bool:
+        self._asked[sequence] = self._asked.get(sequence, 0) + 1
+        if self._asked[sequence] < PATIENCE:
+            return True
+        del self._asked[sequence]
+        return False
+
+    def _take(self, sequence: Sequence, job: _Job) -> None:
+        self._asked.pop(sequence, None)
+        self._cache.tree.lock(job.base)
+        job.taken = [[] for _ in self._arena.pools]
+        for kind, count in job.need().items():
+            holders = self._holders.get(kind)
+            take = self._arena.pool(kind).take if holders is None else holders.take
+            job.taken[kind] = take(count, sequence.id)
+            self._arena.pool(kind).pin(job.taken[kind])
+        self._jobs[sequence] = job
+
+    def _fetch(self, job: _Job) -> None:
+        offsets = [pool.offset(handle) for pool, handles in zip(self._arena.pools, job.taken) for handle in handles]
+        named = self._named(job)
+        job.ticket = self._tiers.fetch(
+            [Object(*each, offset, size) for (each, size), offset in zip(named, offsets, strict=True)]
+        )
+
+    def _named(self, job: _Job) -> list[tuple[tuple[bytes, str], int]]:
+        """Return key, kind for statistics, and size of all that a job wants, in the order in which it is taken."""
+        keys = [job.pages] if job.items is None else [[*job.pages, *job.items[0]], *job.items[1:]]
+        return [
+            ((key, "page" if kind == 0 else "checkpoint"), self._arena.pool(kind).item_bytes)
+            for kind, names in enumerate(keys)
+            for key in names
+        ]
+
+    def _finish(self, sequence: Sequence, job: _Job) -> None:
+        """Put what has arrived into the tree."""
+        assert job.ticket is not None
+        tree, ok, salt = self._cache.tree, job.ticket.ok, self._cache.salt(sequence)
+        for pool, handles in zip(self._arena.pools, job.taken):
+            pool.unpin(handles)
+        whole = next((index for index, each in enumerate(ok[: len(job.pages)]) if not each), len(job.pages))
+        pages = job.taken[0][:whole]
+        if pages:
+            end = job.base.end + whole
+            node = tree.insert(job.tokens, [*[0] * job.base.end, *pages], salt)
+            kept = [page for page in pages if self._arena.pool(0).refs(page) > 1]
+            self._sinker.note_sunk(kept)
+            assert node.end == end
+        restored = (job.base.end + whole) * self._page_tokens
+        rest = [job.taken[0][len(job.pages) :], *job.taken[1:]]
+        behind = ok[len(job.pages) :]
+        node_at = tree.find(job.tokens, job.position // self._page_tokens, salt) if job.items is not None else None
+        self._arena.pool(0).release(job.taken[0][: len(job.pages)])
+        for kind, holders in self._holders.items():
+            holders.let_go(rest[kind])
+        if node_at is not None and all(behind):
+            size = self._page_tokens
+            tail = job.tokens[job.position // size * size : job.position].tobytes()
+            if all(each.tail != tail for each in node_at.snapshots):
+                items = tuple(tuple(handles) for handles in rest)
+                tree.keep(node_at, Snapshot(job.position, tail, items, NEVER, sunk=True, owner=sequence.id))
+                rest = []
+            restored = job.position
+        elif self._needs_snapshots:
+            restored = 0
+        for pool, handles in zip(self._arena.pools, rest):
+            pool.release(handles)
+        tree.unlock(job.base)
+        self.restored_tokens += min(restored, job.position)
+        self.failed_tokens += max(job.position - restored, 0)

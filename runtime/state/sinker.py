@@ -1,0 +1,150 @@
+"""State on its way out of the device: what sequences leave is copied to the tiers at once, so that evicting it is free.
+
+Nothing is read before the steps that write it are launched, and what is read stays where it is until that is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from treadle.runtime.state.arena import Arena
+from treadle.runtime.state.cache import PrefixCache
+from treadle.runtime.state.pool import Handle
+from treadle.runtime.state.prefix import Node
+from treadle.runtime.state.snapshots import Snapshot
+from treadle.runtime.state.tiers.ticket import Object, Ticket
+from treadle.runtime.state.tiers.tiers import Tiers
+
+MOST_KNOWN = 1 << 16
+"""Pages behind which the tails that tiers have are remembered."""
+
+
+@dataclass
+class _Job:
+    """A transfer under way."""
+
+    node: Node
+    snapshot: Snapshot | None
+    items: list[tuple[int, Handle]] = field(default_factory=list)
+    ticket: Ticket | None = None
+
+
+class Sinker:
+    """Copies pages of the tree, and snapshots, to the tiers."""
+
+    def __init__(self, arena: Arena, cache: PrefixCache, tiers: Tiers, flight_bytes: int) -> None:
+        """At most about ``flight_bytes`` are on their way at a time."""
+        self._arena, self._cache, self._tiers, self._flight_bytes = arena, cache, tiers, flight_bytes
+        # Node, snapshot, and whether they are locked since they were offered.
+        self._queue: deque[tuple[Node, Snapshot | None, bool]] = deque()
+        self._jobs: list[_Job] = []
+        self._bytes = 0
+        self._sunk: set[Handle] = set()
+        self.tails: dict[bytes, set[bytes]] = {}
+        """tails of snapshots that tiers were given, by the digest of the page before them"""
+        self.promised = 0
+        """pages that can be evicted once they have arrived"""
+        cache.tree.on_release(self._sunk.difference_update)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits, or is on its way."""
+        return bool(self._queue or self._jobs)
+
+    def offer(self, node: Node, snapshot: Snapshot | None, *, urgent: bool = False) -> None:
+        """Queue the pages up to a node's end, and a snapshot there. What is ``urgent`` is not evicted before."""
+        if not urgent:
+            self._queue.append((node, snapshot, False))
+            return
+        self._lock(node, snapshot)
+        self._queue.appendleft((node, snapshot, True))
+
+    def _lock(self, node: Node, snapshot: Snapshot | None) -> None:
+        self._cache.tree.lock(node)
+        self.promised += node.end
+        if snapshot is not None:
+            self._cache.lock(snapshot)
+
+    def _unlock(self, node: Node, snapshot: Snapshot | None) -> None:
+        self._cache.tree.unlock(node)
+        self.promised -= node.end
+        if snapshot is not None:
+            self._cache.unlock(snapshot)
+
+    def note_sunk(self, pages: list[Handle]) -> None:
+        """Note pages of the tree that came from a tier."""
+        self._sunk.update(pages)
+
+    def poll(self) -> None:
+        """Take outcomes, and begin what there is room for. Before a step is planned."""
+        for job in [job for job in self._jobs if job.ticket is not None and job.ticket.done]:
+            self._jobs.remove(job)
+            self._finish(job)
+        while self._queue and self._bytes < self._flight_bytes:
+            node, snapshot, locked = self._queue.popleft()
+            if snapshot is not None and snapshot.node is None:
+                snapshot = None
+            if node.parent is not None or snapshot is not None:
+                rest = self._begin(node, snapshot)
+                if rest:
+                    self._queue.appendleft((node, snapshot, locked))
+                    break
+            if locked:
+                self._unlock(node, snapshot)
+
+    def _begin(self, node: Node, snapshot: Snapshot | None) -> bool:
+        """Send what no tier has yet; return whether some of it is left for later."""
+        job, objects = _Job(node, None if snapshot is None or snapshot.sunk else snapshot), list[Object]()
+        rest, room = False, self._flight_bytes - self._bytes
+        for kind, handle, key in self._items(job):
+            pool = self._arena.pool(kind)
+            if room < pool.item_bytes and kind == 0 and objects:
+                job.snapshot, rest = None, True
+                break
+            room -= pool.item_bytes
+            objects.append(Object(key, "page" if kind == 0 else "checkpoint", pool.offset(handle), pool.item_bytes))
+            job.items.append((kind, handle))
+        if not objects:
+            return False
+        self._lock(node, job.snapshot)
+        for kind, handle in job.items:
+            self._arena.pool(kind).pin([handle])
+            self._bytes += self._arena.pool(kind).item_bytes
+        job.ticket = self._tiers.sink(objects)
+        self._jobs.append(job)
+        return rest
+
+    def _items(self, job: _Job) -> Iterator[tuple[int, Handle, bytes]]:
+        """Yield what is to be sunk: pages from the root on, then the snapshot; kind, handle and key."""
+        tree = self._cache.tree
+        for node in reversed([*tree.path(job.node)]):
+            for page, digest in zip(node.pages, tree.digests(node)):
+                if page not in self._sunk:
+                    yield 0, page, digest
+        if job.snapshot is not None:
+            digests = [each for node in reversed([*tree.path(job.node)]) for each in tree.digests(node)]
+            first = tree.digests(tree.root_of(job.node))
+            keys = self._cache.snapshot_keys(job.snapshot.position, job.snapshot.tail, [*first, *digests])
+            for kind, (handles, names) in enumerate(zip(job.snapshot.items, keys)):
+                yield from zip([kind] * len(handles), handles, names, strict=True)
+
+    def _finish(self, job: _Job) -> None:
+        assert job.ticket is not None
+        for (kind, handle), ok in zip(job.items, job.ticket.ok):
+            pool = self._arena.pool(kind)
+            pool.unpin([handle])
+            self._bytes -= pool.item_bytes
+            if ok and kind == 0 and (job.snapshot is None or handle not in job.snapshot.items[0]):
+                self._sunk.add(handle)
+        if job.snapshot is not None:
+            job.snapshot.sunk = all(job.ticket.ok)
+            if job.snapshot.sunk and job.snapshot.tail:
+                self._note_tail(self._cache.tree.digests(job.node)[-1], job.snapshot.tail)
+        self._unlock(job.node, job.snapshot)
+
+    def _note_tail(self, digest: bytes, tail: bytes) -> None:
+        if len(self.tails) >= MOST_KNOWN:
+            del self.tails[next(iter(self.tails))]
+        self.tails.setdefault(digest, set()).add(tail)

@@ -1,0 +1,165 @@
+"""Loads from stores into the host pool: one for each object, however many want it, from the nearest that gives it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from treadle.runtime.state.tiers.host import Entry, HostPool
+from treadle.runtime.state.tiers.lane import Buffers, Lane, Work
+from treadle.runtime.state.tiers.ticket import Object
+
+BATCH_BYTES = 8 << 20
+"""About as much is asked of a store in one call: the first objects arrive early, and threads share the rest."""
+PATIENCE_S = 10.0
+"""Seconds that a load waits for room in the pool."""
+
+Arrived = Callable[[Entry | None], None]
+"""Told the entry, which stays only as long as the call lasts if it is not held; None: no store gave it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A store to load from."""
+
+    lane: Lane
+    limit_s: float
+    holds: Callable[[bytes], bool | None]
+    """whether it has an object; None: not known"""
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """An object on its way from a store."""
+
+    key: bytes
+    num_bytes: int
+    queued: float
+    sources: deque[Source]
+    """those still to be asked"""
+    arrived: list[Arrived] = field(default_factory=list)
+    entry: Entry | None = None
+
+
+class Loads:
+    """The loads under way and waiting, within ``limit_bytes`` of the pool."""
+
+    def __init__(
+        self, pool: HostPool, sources: Sequence[Source], clock: Callable[[], float], *, limit_bytes: int
+    ) -> None:
+        self._pool, self._sources, self._clock = pool, sources, clock
+        self._limit = limit_bytes
+        self._loads: dict[bytes, Load] = {}
+        self._waiting: deque[Load] = deque()
+        self.num_bytes = 0
+        """of loads under way"""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or waits."""
+        return bool(self._loads)
+
+    def want(self, each: Object, arrived: Arrived) -> None:
+        """Have ``arrived`` called once, at once if no store may have the object; ``start`` begins the load."""
+        load = self._loads.get(each.key)
+        if load is not None and load.num_bytes == each.num_bytes:
+            load.arrived.append(arrived)
+            return
+        # A store that was not heard of yet is asked after all that are known to have it.
+        answers = [(source.holds(each.key), source) for source in self._sources]
+        sources = deque(source for wanted in (True, None) for holds, source in answers if holds is wanted)
+        if load is not None or not sources:
+            arrived(None)
+            return
+        load = Load(each.key, each.num_bytes, self._clock(), sources, [arrived])
+        self._loads[each.key] = load
+        self._waiting.append(load)
+
+    def start(self) -> None:
+        """Begin the loads that there is room for."""
+        ready: list[Load] = []
+        while self._waiting:
+            load = self._waiting[0]
+            if self.num_bytes and self.num_bytes + load.num_bytes > self._limit:
+                entry = None
+            else:
+                entry = self._pool.reserve(load.key, load.num_bytes)
+            if entry is None:
+                if self._clock() - load.queued < PATIENCE_S:
+                    break
+                self._waiting.popleft()
+                self._finish(load, ok=False)
+                continue
+            self._waiting.popleft()
+            load.entry = entry
+            self.num_bytes += load.num_bytes
+            ready.append(load)
+        self._ask(ready)
+
+    def _ask(self, loads: list[Load]) -> None:
+        """Hand loads to the next store of each, in batches."""
+        batches: dict[str, list[Load]] = {}
+        for load in loads:
+            if not load.sources:
+                self._finish(load, ok=False)
+                self._let_go(load)
+                continue
+            batch = batches.setdefault(load.sources[0].lane.name, [])
+            batch.append(load)
+            if sum(each.num_bytes for each in batch) >= BATCH_BYTES:
+                self._hand(batches.pop(load.sources[0].lane.name))
+        for batch in batches.values():
+            self._hand(batch)
+
+    def _hand(self, batch: list[Load]) -> None:
+        source = batch[0].sources[0]
+        for load in batch:
+            load.sources.popleft()
+        taken = source.lane.submit(
+            "load",
+            [load.key for load in batch],
+            partial(self._settle, batch),
+            limit_s=source.limit_s,
+            prepare=partial(self._prepare, batch),
+            release=partial(self._release, batch),
+        )
+        if not taken:
+            self._ask(batch)
+
+    def _prepare(self, batch: list[Load]) -> Buffers:
+        """Return where the objects go; runs on a thread of the lane."""
+        entries = [load.entry for load in batch if load.entry is not None]
+        return [entry.key for entry in entries], [self._pool.room(entry) for entry in entries]
+
+    def _settle(self, batch: list[Load], work: Work) -> None:
+        """Take the good outcomes, and give up what a store did not answer in time: it may still write to the pool."""
+        for load in batch:
+            if work.outcome[load.key]:
+                assert load.entry is not None
+                self._pool.commit(load.entry, sealed=True)
+                self._finish(load, ok=True)
+            elif work.late:
+                assert load.entry is not None
+                self._pool.forget(load.entry)
+                self._finish(load, ok=False)
+
+    def _release(self, batch: list[Load], work: Work) -> None:
+        """Go on with what was not there, now that the store is done with the pool."""
+        again = [load for load in batch if not work.late and not work.outcome[load.key]]
+        for load in batch:
+            if load not in again:
+                self._let_go(load)
+        self._ask(again)
+
+    def _finish(self, load: Load, *, ok: bool) -> None:
+        """Tell all who want an object."""
+        del self._loads[load.key]
+        for arrived in load.arrived:
+            arrived(load.entry if ok else None)
+
+    def _let_go(self, load: Load) -> None:
+        assert load.entry is not None
+        self.num_bytes -= load.num_bytes
+        self._pool.release(load.entry)

@@ -1,0 +1,210 @@
+"""Other engines as a store: what they hold is pulled from their host memory and disk. Nothing is pushed to them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from treadle.conf.connector import PeerOptions
+from treadle.conf.errors import ConfigError
+from treadle.runtime.state.tiers.breaker import Breaker
+from treadle.runtime.state.tiers.peer_server import PeerServer
+from treadle.runtime.state.tiers.store import Scope, StoreError
+from treadle.runtime.state.tiers.wire import Found, Load, Lookup, Wire, greet, shared_key
+
+MAX_KNOWN = 1 << 16
+
+
+class Peer:
+    """One other engine: connections to it, kept for later, and whether it answers. Safe for several threads."""
+
+    def __init__(self, address: str, key: bytes, limit_s: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._key, self._limit_s = key, limit_s
+        self._idle: list[Wire] = []
+        self._lock = threading.Lock()
+        self._breaker = Breaker(time.monotonic)
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool] | None:
+        """Return for each key whether the engine holds it; None if it cannot be asked now."""
+        wire = self._enter()
+        if wire is None:
+            return None
+        try:
+            wire.send(Lookup(list(keys)))
+            found = wire.receive(Found).found
+            if len(found) != len(keys):
+                raise StoreError(f"{len(found)} answers to {len(keys)} keys")
+        except (StoreError, OSError):
+            self._leave(wire, well=False)
+            return None
+        self._leave(wire, well=True)
+        return found
+
+    def load(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers; return for each whether that was done, also if the engine is gone after some of them."""
+        done: list[bool] = []
+        wire = self._enter()
+        if wire is not None:
+            try:
+                wire.send(Load(list(keys), [len(buffer) for buffer in buffers]))
+                for buffer in buffers:
+                    done.append(wire.receive_bytes(buffer))
+            except (StoreError, OSError):
+                self._leave(wire, well=False)
+            else:
+                self._leave(wire, well=True)
+        return done + [False] * (len(keys) - len(done))
+
+    def close(self) -> None:
+        """End the connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for wire in idle:
+            wire.close()
+
+    def _enter(self) -> Wire | None:
+        """Return a connection for one exchange, None if there is none to be had."""
+        with self._lock:
+            if not self._breaker.allows():
+                return None
+            wire = self._idle.pop() if self._idle else None
+        if wire is not None:
+            wire.limit(self._limit_s)
+            return wire
+        try:
+            wire = Wire(socket.create_connection(self._address, self._limit_s))
+        except OSError:
+            self._note(well=False)
+            return None
+        try:
+            wire.limit(self._limit_s)
+            greet(wire, self._key, first=True)
+        except (StoreError, OSError):
+            self._leave(wire, well=False)
+            return None
+        return wire
+
+    def _leave(self, wire: Wire, *, well: bool) -> None:
+        self._note(well=well)
+        if well:
+            with self._lock:
+                self._idle.append(wire)
+        else:
+            # The rest of an answer may still come on it, and those kept are likely as dead.
+            wire.close()
+            self.close()
+
+    def _note(self, *, well: bool) -> None:
+        with self._lock:
+            if well:
+                self._breaker.succeed()
+            else:
+                self._breaker.fail()
+
+
+class PeerStore:
+    """The engines of ``options.peers``; for others, what this engine holds, at ``options.listen``."""
+
+    instant = False
+    saves = False
+
+    def __init__(self, options: PeerOptions, *, limit_s: float) -> None:
+        """Raises ConfigError for a secret that cannot be read."""
+        self._options = options
+        self._limit_s = limit_s / max(1, len(options.peers))
+        self._secret = _read_secret(options.secret_file)
+        self._peers: list[Peer] = []
+        self._at: OrderedDict[bytes, Peer] = OrderedDict()
+        self._lock = threading.Lock()
+        self.server: PeerServer | None = None
+
+    def open(self, scope: Scope) -> None:
+        """Begin to listen. Peers are connected to when they are asked something."""
+        key = shared_key(scope.namespace, self._secret)
+        if self._options.listen is not None and self.server is None:
+            host, _, port = self._options.listen.rpartition(":")
+            try:
+                self.server = PeerServer((host.strip("[]"), int(port)), scope, key, limit_s=self._limit_s)
+            except (OSError, OverflowError) as error:
+                raise StoreError(f"cannot listen on {self._options.listen}: {error}") from error
+        self._peers = [Peer(address, key, self._limit_s) for address in self._options.peers]
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        """Ask the engines in their order, each about what none before it has. Raises StoreError if none answers."""
+        found, answered = [False] * len(keys), not self._peers
+        for peer in self._peers:
+            left = [index for index, yes in enumerate(found) if not yes]
+            answer = peer.lookup([keys[index] for index in left]) if left else []
+            answered |= answer is not None
+            for index, yes in zip(left, answer or [], strict=False):
+                found[index] = yes
+                if yes:
+                    self._note(keys[index], peer)
+        if not answered:
+            raise StoreError("no peer answers")
+        return found
+
+    def load(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Pull from the engine that had the object when it was asked, else from whoever has it."""
+        done = [False] * len(keys)
+        with self._lock:
+            known = [self._at.get(key) for key in keys]
+        for peer in self._peers:
+            wanted = [i for i, at in enumerate(known) if not done[i] and at in (None, peer)]
+            if wanted:
+                there = peer.load([keys[i] for i in wanted], [buffers[i] for i in wanted])
+                for i, yes in zip(wanted, there, strict=True):
+                    done[i] = yes
+        return done
+
+    def save(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Keep nothing: others pull."""
+        return [False for _ in zip(keys, buffers, strict=True)]
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """Forget who had objects."""
+        with self._lock:
+            for key in keys:
+                self._at.pop(key, None)
+
+    def events(self) -> list[tuple[str, bytes]]:
+        """Return nothing: peers do not tell."""
+        return []
+
+    def close(self) -> None:
+        """End the connections of both kinds."""
+        if self.server is not None:
+            self.server.close()
+        for peer in self._peers:
+            peer.close()
+
+    def usage(self) -> tuple[int, int]:
+        """Return zeros: what peers hold is theirs."""
+        return 0, 0
+
+    def _note(self, key: bytes, peer: Peer) -> None:
+        with self._lock:
+            self._at[key] = peer
+            self._at.move_to_end(key)
+            while len(self._at) > MAX_KNOWN:
+                self._at.popitem(last=False)
+
+
+def _read_secret(path: str | None) -> bytes:
+    if path is None:
+        return b""
+    try:
+        secret = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", key="kv.connectors", value=path, hint="peer's secret_file"
+        ) from error
+    if not secret:
+        raise ConfigError("empty", key="kv.connectors", value=path, hint="peer's secret_file")
+    return secret

@@ -1,0 +1,348 @@
+"""The chain below the device: pinned host memory, then disk and connectors, which are filled and read through it.
+
+The step loop calls these methods and none of them blocks: copies run on side streams, stores are called by threads, and
+``poll``, once a step, takes the outcomes. What sinks is written on to every store at once, not when it is evicted: so
+it survives a kill of the process, and others find it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from treadle.runtime.state.tiers.host import Entry, HostPool
+from treadle.runtime.state.tiers.known import Known
+from treadle.runtime.state.tiers.lane import Buffers, Lane, Work, ignore
+from treadle.runtime.state.tiers.loads import Loads, Source
+from treadle.runtime.state.tiers.mover import Mover
+from treadle.runtime.state.tiers.seal import SEAL_BYTES, namespace
+from treadle.runtime.state.tiers.stats import TierStats
+from treadle.runtime.state.tiers.store import Scope, Store
+from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from treadle.kernels.backend.protocol import Backend, Stream
+
+BATCH_BYTES = 16 << 20
+"""About as much goes to a store in one call."""
+PIN_SHARE = 0.5
+"""The most of the pool that may be pinned."""
+FLIGHT_SHARE = 0.5
+"""The most of the pool that sinking objects, and loads, may be filling at once."""
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A store in the chain."""
+
+    name: str
+    store: Store
+    where: Where
+    limit_s: float
+    """seconds that a call may take"""
+    readers: int = 2
+    """threads that load"""
+
+
+class Tiers:
+    """Objects outside the device, by their keys. Not safe for several threads."""
+
+    def __init__(
+        self, backend: Backend, arena: Tensor, stream: Stream, *, host_bytes: int, sizes: Sequence[int], model: str,
+        layout: str, links: Sequence[Link] = (), clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``arena`` [bytes] uint8, computed on ``stream``; ``sizes``: bytes of the kinds of objects.
+
+        ``model`` is the checkpoint's hash, ``layout`` says everything else that the bytes' meaning depends on.
+        """
+        scope = namespace(model, layout)
+        self._pool = HostPool(backend.host(host_bytes), sizes, scope=scope)
+        self._mover = Mover(backend, arena, self._pool.memory, stream)
+        self._woken = threading.Event()
+        opened = Scope(namespace=scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
+        self._links = {link.name: link for link in links}
+        self._lanes = {
+            link.name: Lane(link.name, link.store, opened, clock=clock, readers=link.readers, wake=self._woken.set)
+            for link in links
+        }
+        self._known = {
+            link.name: Known(self._lanes[link.name], clock, limit_s=link.limit_s)
+            for link in links
+            if not link.store.instant
+        }
+        sources = [
+            Source(lane=self._lanes[link.name], limit_s=link.limit_s, holds=partial(self._holds, link.name))
+            for link in links
+        ]
+        limit = int(self._pool.capacity * FLIGHT_SHARE)
+        self._loads = Loads(self._pool, sources, clock, limit_bytes=limit)
+        self._sinking: dict[bytes, list[tuple[Ticket, int]]] = {}
+        self._sink_bytes, self._sink_limit = 0, limit
+        self._rising: list[tuple[Entry, int, Ticket, int]] = []
+        self._stats = TierStats()
+
+    def sink(self, objects: Sequence[Object]) -> Ticket:
+        """Copy objects out of the arena, behind all that was launched; the sources must stay until it is done.
+
+        Nothing waits for room: an object for which there is none has failed when this returns.
+        """
+        ticket, moves = Ticket(len(objects)), list[tuple[Entry, int]]()
+        for index, each in enumerate(objects):
+            if each.key in self._sinking:
+                self._sinking[each.key].append((ticket, index))
+            elif (entry := self._pool.acquire(each.key)) is not None:
+                self._pool.release(entry)
+                ticket.settle(index, True)
+            elif (entry := self._reserve(each)) is not None:
+                self._sinking[each.key] = [(ticket, index)]
+                moves.append((entry, each.offset_units))
+            else:
+                ticket.settle(index, False)
+                self._stats.sinks_refused += 1
+        if moves:
+            self._mover.sink(moves, partial(self._sunk, [entry for entry, _ in moves]))
+        return ticket
+
+    def find(self, keys: Sequence[bytes]) -> list[Where | None]:
+        """Return the nearest place of each object, None if no tier is known to hold it."""
+        found: list[Where | None] = [Where.HOST if key in self._pool else None for key in keys]
+        for name in self._links:
+            missing = [index for index, where in enumerate(found) if where in (None, Where.PENDING)]
+            if not missing:
+                break
+            self._find_below(name, keys, missing, found)
+        for where in found:
+            self._stats.count_query(where)
+        return found
+
+    def fetch(self, objects: Sequence[Object]) -> Ticket:
+        """Copy objects into the arena, behind all that was launched, which may use the memory; from a store through
+        the host. Each fails by itself if no tier gives it in time. The targets must stay until it is done."""
+        ticket = Ticket(len(objects))
+        for index, each in enumerate(objects):
+            entry = self._pool.acquire(each.key, each.num_bytes)
+            if entry is not None:
+                self._stats.host_hits += 1
+                self._rising.append((entry, each.offset_units, ticket, index))
+            else:
+                self._loads.want(each, partial(self._arrived, each, ticket, index))
+        self._loads.start()
+        self._lift()
+        return ticket
+
+    def prefetch(self, objects: Sequence[Object]) -> Ticket:
+        """Bring objects from stores into host memory; their offsets are not used."""
+        ticket = Ticket(len(objects))
+        for index, each in enumerate(objects):
+            if each.key in self._pool:
+                ticket.settle(index, True)
+            else:
+                self._loads.want(each, partial(_note_arrival, ticket, index))
+        self._loads.start()
+        return ticket
+
+    def poll(self) -> None:
+        """Take the outcomes of transfers, settle tickets, and begin what there is room for now. Once a step."""
+        self._woken.clear()
+        self._mover.poll()
+        for lane in self._lanes.values():
+            lane.poll()
+        if self._loads.busy:
+            self._loads.start()
+        self._lift()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a ticket is not done yet."""
+        return self._mover.busy or self._loads.busy
+
+    def wait(self, limit_s: float) -> None:
+        """Block until there is something to ``poll``, for ``limit_s`` seconds at most: for a loop without a step."""
+        end = time.monotonic() + limit_s
+        while not (self._mover.ready or self._woken.is_set()) and (left := end - time.monotonic()) > 0:
+            # The device does not wake anybody.
+            self._woken.wait(min(left, 0.0005) if self._mover.busy else left)
+
+    def demote(self, keys: Sequence[bytes]) -> None:
+        """Make objects the first to leave host memory; stores keep them."""
+        for key in keys:
+            self._pool.demote(key)
+
+    def pin(self, keys: Sequence[bytes], pinned: bool = True) -> list[bool]:
+        """Keep objects in host memory, or no longer; whether that was done: not of what is not there, nor of more than
+        half of it."""
+        limit = int(self._pool.capacity * PIN_SHARE)
+        return [self._pool.pin(key, pinned, limit=limit) for key in keys]
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Forget objects in all tiers, as soon as nobody uses them."""
+        for key in keys:
+            self._pool.drop(key)
+        for name, lane in self._lanes.items():
+            lane.submit("release", list(keys), ignore, limit_s=self._links[name].limit_s)
+            if name in self._known:
+                self._known[name].note(keys, False)
+
+    def stats(self) -> TierStats:
+        """Return what was done so far, and what is held now."""
+        return self._stats.complete(self._pool, self._lanes, self._loads, self._sink_bytes)
+
+    def events(self) -> dict[str, list[tuple[str, bytes]]]:
+        """Return by tier what was stored and removed since the last call, the oldest left out if it is very much."""
+        return {"host": self._pool.events(), **{name: lane.events() for name, lane in self._lanes.items()}}
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Finish copies and, within about ``limit_s`` seconds, what is being saved. Nothing is called afterwards."""
+        self._mover.close()
+        end = time.monotonic() + limit_s
+        for lane in self._lanes.values():
+            lane.close(max(0.0, end - time.monotonic()))
+            lane.poll()
+
+    def _reserve(self, each: Object) -> Entry | None:
+        if self._sink_bytes and self._sink_bytes + each.num_bytes > self._sink_limit:
+            return None
+        entry = self._pool.reserve(each.key, each.num_bytes)
+        if entry is not None:
+            self._sink_bytes += each.num_bytes
+        return entry
+
+    def _sunk(self, entries: list[Entry], ok: bool) -> None:
+        for entry in entries:
+            self._sink_bytes -= entry.num_bytes
+            if ok:
+                self._pool.commit(entry)
+                self._stats.sunk_bytes += entry.num_bytes
+                self._stats.sunk += 1
+            else:
+                self._pool.forget(entry)
+            for ticket, index in self._sinking.pop(entry.key):
+                ticket.settle(index, ok)
+            self._pool.release(entry)
+        if ok:
+            self._save(entries)
+
+    def _save(self, entries: list[Entry]) -> None:
+        """Write objects on to every store that is not known to have them."""
+        for name, lane in self._lanes.items():
+            if not lane.store.saves:
+                continue
+            new = [entry for entry in entries if not self._holds(name, entry.key)]
+            for batch in _batches(new):
+                held: list[Entry] = []
+                lane.submit(
+                    "save",
+                    batch,
+                    partial(self._saved, name),
+                    limit_s=self._links[name].limit_s,
+                    prepare=partial(self._prepare_save, batch, held),
+                    release=partial(self._let_go, held),
+                )
+
+    def _prepare_save(self, keys: Sequence[bytes], held: list[Entry]) -> Buffers:
+        """Hold what is still in the pool; runs on a thread of the lane."""
+        held += [entry for key in keys if (entry := self._pool.acquire(key)) is not None]
+        return [entry.key for entry in held], [self._pool.sealed(entry) for entry in held]
+
+    def _saved(self, name: str, work: Work) -> None:
+        if name in self._known:
+            self._known[name].note([key for key, ok in work.outcome.items() if ok], True)
+
+    def _let_go(self, held: list[Entry], _work: Work) -> None:
+        for entry in held:
+            self._pool.release(entry)
+
+    def _arrived(self, each: Object, ticket: Ticket, index: int, entry: Entry | None) -> None:
+        """Send on to the arena what a store gave."""
+        if entry is None or (held := self._pool.acquire(each.key)) is None:
+            ticket.settle(index, False)
+        else:
+            self._rising.append((held, each.offset_units, ticket, index))
+
+    def _lift(self) -> None:
+        """Copy to the arena what is to go there, all in one."""
+        if self._rising:
+            rising, self._rising = self._rising, []
+            self._mover.lift([(entry, units) for entry, units, _, _ in rising], partial(self._lifted, rising))
+
+    def _lifted(self, rising: list[tuple[Entry, int, Ticket, int]], ok: bool) -> None:
+        for entry, _, ticket, index in rising:
+            ticket.settle(index, ok)
+            self._pool.release(entry)
+            self._stats.lifted_bytes += entry.num_bytes
+            self._stats.lifted += 1
+
+    def _holds(self, name: str, key: bytes) -> bool | None:
+        """Whether a store has an object; None: not known."""
+        if name in self._known:
+            return self._known[name].holds(key)
+        return self._lanes[name].peek([key])[0]
+
+    def _find_below(self, name: str, keys: Sequence[bytes], missing: list[int], found: list[Where | None]) -> None:
+        """Look for the missing keys in one store."""
+        if name not in self._known:
+            held = self._lanes[name].peek([keys[index] for index in missing])
+            for index in itertools.compress(missing, held):
+                found[index] = self._links[name].where
+            return
+        known = self._known[name]
+        known.ask(keys[index] for index in missing)
+        for index in missing:
+            if known.holds(keys[index]):
+                found[index] = self._links[name].where
+            elif known.is_asked(keys[index]):
+                found[index] = Where.PENDING
+
+    def _local(self) -> list[Lane]:
+        return [self._lanes[name] for name, link in self._links.items() if link.where is Where.DISK]
+
+    def _hold_any(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether the host or the disk has objects; called on threads of connectors."""
+        held = [key in self._pool for key in keys]
+        for lane in self._local():
+            held = [a or b for a, b in zip(held, lane.peek(keys), strict=True)]
+        return held
+
+    @contextmanager
+    def _offer(self, key: bytes, num_bytes: int) -> Iterator[memoryview | None]:
+        """Give another engine an object of the host's or the disk's; called on threads of connectors."""
+        entry = self._pool.acquire(key, num_bytes - SEAL_BYTES)
+        if entry is not None:
+            try:
+                yield self._pool.sealed(entry)
+            finally:
+                self._pool.release(entry)
+            return
+        for lane in self._local():
+            if lane.peek([key])[0]:
+                buffer = memoryview(bytearray(num_bytes))
+                # The other side checks the seal.
+                yield buffer if lane.store.load([key], [buffer])[0] else None
+                return
+        yield None
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[list[bytes]]:
+    """Yield the keys in parts of about BATCH_BYTES."""
+    batch, size = list[bytes](), 0
+    for entry in entries:
+        batch.append(entry.key)
+        size += entry.num_bytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _note_arrival(ticket: Ticket, index: int, entry: Entry | None) -> None:
+    ticket.settle(index, entry is not None)
