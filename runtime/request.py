@@ -18,6 +18,16 @@ was needed; it is behind the last place that the cache can go on from; it is kno
 wants values that only computing gives"""
 
 
+PREEMPTED = ("kept", "moved", "recomputed")
+"""what became of the state of a request that was put back in the queue: it stayed on the device as long as there was
+room, went to a tier, or was lost"""
+
+RECOMPUTE_CAUSES = ("preemption", "evicted", "tier_lost")
+"""why tokens were computed once more: their request was put back in the queue; their memory was needed; a tier said
+that it had them and did not give them"""
+
+HINTS = ("pin", "demote", "prefetch")
+
 MAX_SALT = 512
 """characters of a salt, or of a session's name"""
 MAX_PIN_S = 3600.0
@@ -214,9 +224,9 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     external_hit_tokens: int = 0
     """those of them that came from there"""
     preempted: dict[str, int] = {}
-    """preemptions by what became of the state: ``kept`` on the device, ``moved`` to a tier, ``recomputed``"""
+    """preemptions by what became of the state (PREEMPTED)"""
     recomputed_tokens: dict[str, int] = {}
-    """tokens computed once more, by cause: ``preemption``, ``evicted``, ``tier_lost``"""
+    """tokens computed once more, by cause (RECOMPUTE_CAUSES)"""
     state_kinds: dict[str, KindStats] = {}
     arena_bytes: int = 0
     """of the device, for state of every kind"""
@@ -235,6 +245,6 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     pinned_bytes: int = 0
     """of the device that pinned sessions hold"""
     session_hints: dict[str, int] = {}
-    """hints that were followed: ``pin``, ``demote``, ``prefetch``"""
+    """hints that were followed (HINTS)"""
     tiers: list[Metric] = []
     """what the tiers below the device count"""

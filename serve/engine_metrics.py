@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from treadle.runtime.request import STEP_TOKENS, Stats
+from treadle.serve.state_metrics import StateMetrics
 
 
 class EngineMetrics(Collector):
@@ -27,6 +28,7 @@ class EngineMetrics(Collector):
         self._rates = dict(rates)
         self._model = model
         self._prefix = prefix
+        self._state = StateMetrics(model, prefix=prefix)
         self._cache_info = {"model_name": model, **cache_info}
 
     def collect(self) -> Iterable[Metric]:
@@ -54,6 +56,7 @@ class EngineMetrics(Collector):
         yield self._count("treadle:steps", "Steps of the loop", stats.steps)
         yield self._gauge("treadle:kv_pages", "Pages of the cache", stats.pages_total)
         yield self._gauge("treadle:kv_pages_used", "Pages that requests hold", stats.pages_used)
+        yield from self._state.collect(stats)
 
     def _steps(self, stats: Stats) -> Metric:
         """Return how many tokens steps computed, prompts and answers together."""

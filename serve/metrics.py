@@ -16,6 +16,7 @@ from treadle.serve.engine_metrics import EngineMetrics
 from treadle.serve.rate import Rate
 
 REASONS = ("stop", "length", "abort", "error")
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 COUNTS = (1, 2, 5, 10, 20, 50, 100)
@@ -56,6 +57,13 @@ class Metrics:
         self.refused = self._counter("treadle:requests_refused", "Requests refused because the queue was full")
         self._prompt_tokens = self._counter(f"{prefix}prompt_tokens", "Prompt tokens of started requests")
         self._cached_tokens = self._counter(f"{prefix}prompt_tokens_cached", "Prompt tokens found in the cache")
+        sources = Counter(
+            f"{prefix}prompt_tokens_by_source",
+            "Prompt tokens by where their state came from",
+            ("model_name", "source"),
+            registry=self.registry,
+        )
+        self._sources = {source: sources.labels(model, source) for source in SOURCES}
         self._generation_tokens = self._counter(f"{prefix}generation_tokens", "Tokens generated")
         self._ttft_s = self._seconds("time_to_first_token_seconds", "Arrival to first token")
         self._itl_s = [
@@ -71,6 +79,9 @@ class Metrics:
         self._decode_s = self._seconds("request_decode_time_seconds", "First token to last")
         self._inference_s = self._seconds("request_inference_time_seconds", "First step to last token")
         self._prompt_lengths = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
+        self._computed_lengths = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not cached", TOKENS
+        )
         self._answer_lengths = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
         self._asked_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request", TOKENS)
         self._asked_answers = self._histogram("request_params_n", "Answers that a request asked for", COUNTS)
@@ -86,13 +97,22 @@ class Metrics:
         self._asked_answers.observe(num_answers)
         self._asked_tokens.observe(max_tokens)
 
-    def first_tokens(self, times: Times, prompt_tokens: int, cached_tokens: int, num_tokens: int) -> None:
-        """Count the start of an answer; a prompt that several answers share is counted by one of them."""
+    def first_tokens(
+        self, times: Times, prompt_tokens: int, cached_tokens: int, num_tokens: int, *, external_tokens: int = 0
+    ) -> None:
+        """Count the start of an answer; a prompt that several answers share is counted by one of them.
+
+        ``external_tokens`` of the cached ones came from a tier below the device.
+        """
         if prompt_tokens:
             self._prompt_tokens.inc(prompt_tokens)
             self._prompt_rate.add(prompt_tokens)
             self._prompt_lengths.observe(prompt_tokens)
             self._cached_tokens.inc(cached_tokens)
+            computed = max(prompt_tokens - cached_tokens, 0)
+            self._computed_lengths.observe(computed)
+            for source, count in zip(SOURCES, (computed, cached_tokens - external_tokens, external_tokens)):
+                self._sources[source].inc(count)
         self._queue_s.observe(times.queue_s)
         self._ttft_s.observe(times.first_s - times.arrival_s)
         self._prefill_s.observe(max(times.first_s - times.arrival_s - times.queue_s, 0.0))

@@ -75,7 +75,8 @@ class Answer:
             times.first_s, times.queue_s = now, output.queue_s or 0.0
             # A prompt with several answers counts in the first.
             prompt_len = 0 if self.request.choice else len(self.request.prompt)
-            self._metrics.first_tokens(times, prompt_len, output.num_cached_tokens, count)
+            external = sum(num for place, num in output.cached_tokens.items() if place != "device")
+            self._metrics.first_tokens(times, prompt_len, output.num_cached_tokens, count, external_tokens=external)
         times.last_s = now
 
 

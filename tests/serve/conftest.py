@@ -74,10 +74,12 @@ class ServerProcess:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.01)
 
+    def metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics").text
+
     def gauge(self, name: str) -> float:
         """Return a metric's value, summed over its labels."""
-        text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", self.metrics(), re.MULTILINE)
         assert values, f"no metric {name}"
         return sum(map(float, values))
 

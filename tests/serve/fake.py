@@ -1,5 +1,7 @@
 """A server whose engine process is real and whose engine is not: it repeats the prompt, one token a step.
 
+Of every prompt it says that three tokens were cached, and of the last one that another salt's would have been.
+
 ``python fake.py serve OPTIONS`` runs the HTTP process, which starts ``python fake.py engine FOLDER``.
 """
 
@@ -18,7 +20,17 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from treadle.conf.schema import ServeConfig
 from treadle.runtime.protocol import Endpoints
-from treadle.runtime.request import Abort, Output, Request, RequestError, Stats, TokenLogprob
+from treadle.runtime.request import (
+    HINTS,
+    Abort,
+    KindStats,
+    Metric,
+    Output,
+    Request,
+    RequestError,
+    Stats,
+    TokenLogprob,
+)
 from treadle.runtime.text.prompt import Limits
 from treadle.runtime.text.tokenizer import Tokenizer, TokenizerFacts
 from treadle.runtime.worker import serve_engine
@@ -46,6 +58,8 @@ class RepeatEngine:
         self.waiting: list[Request] = []
         self.running: dict[str, tuple[Request, int]] = {}
         self.steps = self.tokens = 0
+        self.hints = dict.fromkeys(HINTS, 0)
+        self.ready: list[Output] = []
         for done in range(4):
             on_phase("weights", done, 4)
             time.sleep(options["load_s"] / 4)
@@ -56,11 +70,17 @@ class RepeatEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.ready)
 
     def add(self, request: Request) -> None:
         if request.prompt[0] == ord("\x01"):
             raise RequestError("the engine refuses this prompt", "prompt")
+        session = request.session
+        for hint in HINTS if session is not None else ():
+            self.hints[hint] += bool(getattr(session, "pin_s" if hint == "pin" else hint))
+        if session is not None and session.prefetch:
+            self.ready.append(Output(id=request.id, token_ids=[], finish_reason="length", num_cached_tokens=3))
+            return
         self.waiting.append(request)
 
     def abort(self, abort: Abort) -> None:
@@ -73,7 +93,7 @@ class RepeatEngine:
         while self.waiting and len(self.running) < self.options["slots"]:
             request = self.waiting.pop(0)
             self.running[request.id] = (request, 0)
-        outputs = []
+        outputs, self.ready = self.ready, []
         for request, count in list(self.running.values()):
             if request.prompt[0] == ord("\x02"):
                 raise RuntimeError("an illegal instruction in the kernel")
@@ -93,7 +113,11 @@ class RepeatEngine:
         prompt = None
         if of_prompt is not None and count == 0:
             prompt = [self._logprob(each, -0.25 * i, of_prompt) for i, each in enumerate(request.prompt[1:], start=1)]
-        cached = 3 if count == 0 else 0
+        length, salted = len(request.prompt), request.cache_salt is not None
+        cached = min(3, length) if count == 0 else 0
+        missed = {"cold": max(length - 4, 0), "salt" if salted else "below_granularity": int(length > 3)}
+        if request.params.skip_reading_prefix_cache:
+            missed = {"opted_out": length}
         return Output(
             id=request.id,
             token_ids=[token],
@@ -101,6 +125,8 @@ class RepeatEngine:
             prompt_logprobs=prompt,
             finish_reason=reason,
             num_cached_tokens=cached,
+            cached_tokens={"device": cached - 1, "host": 1} if cached else {},
+            missed_tokens=missed if cached else {},
             queue_s=0.0 if count == 0 else None,
         )
 
@@ -111,7 +137,15 @@ class RepeatEngine:
         return TokenLogprob(logprob, 1, top, [logprob - i for i in range(count)])
 
     def stats(self) -> Stats:
-        return Stats(num_running=len(self.running), num_waiting=len(self.waiting), steps=self.steps, pages_total=10)
+        return Stats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            steps=self.steps,
+            pages_total=10,
+            session_hints=self.hints,
+            state_kinds={"full": KindStats(used_bytes=100 * len(self.running))},
+            tiers=[Metric("kv_offload_load_bytes", "Bytes copied to the device", "counter", 17, {"tier": "host"})],
+        )
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -136,7 +170,7 @@ def run_server(options: dict) -> int:
         config=config,
         name="fake",
         fingerprint="fp_fake",
-        limits=Limits(max_len=MAX_LEN, vocab=VOCAB),
+        limits=Limits(max_len=MAX_LEN, vocab=VOCAB, boundaries=True),
         capacity=options["slots"] + options["max_queue"],
         load_tokenizer=byte_tokenizer,
         command=lambda endpoints: [sys.executable, __file__, "engine", endpoints.folder],

@@ -40,6 +40,11 @@ DASHBOARD = {
     "request_params_n": "histogram",
     "request_params_max_tokens": "histogram",
     "iteration_tokens_total": "histogram",
+    "prompt_tokens_by_source_total": "counter",
+    "external_prefix_cache_queries_total": "counter",
+    "external_prefix_cache_hits_total": "counter",
+    "kv_offload_load_bytes_total": "counter",
+    "request_prefill_kv_computed_tokens": "histogram",
 }
 """vLLM's names after its prefix, and their types"""
 
@@ -91,6 +96,7 @@ class Client:
             )
         else:
             self._take(self.http.post(path, json=body).json())
+        self.sums["prompts"] += len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
         self.sums["asked_answers"] += len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
         self.sums["asked_tokens"] += most * (3 if isinstance(body.get("prompt"), list) else 1)
 
@@ -134,6 +140,7 @@ def test_counters_equal_what_100_requests_saw(start):
         "prompt_tokens_total": sums["prompt"],
         "generation_tokens_total": sums["completion"],
         "prompt_tokens_cached_total": sums["cached"],
+        "request_prefill_kv_computed_tokens_sum": sums["prompt"] - sums["cached"],
         "request_prompt_tokens_sum": sums["prompt"],
         "request_generation_tokens_sum": sums["completion"],
         "request_params_max_tokens_sum": sums["asked_tokens"],
@@ -148,6 +155,14 @@ def test_counters_equal_what_100_requests_saw(start):
     }
     assert {name: sample(server, f"vllm:{name}") for name in expected} == expected
     assert sample(server, "treadle:requests_refused_total") == 0
+    by_source = {
+        "local_compute": sums["prompt"] - sums["cached"],
+        # The engine says of one token of every prompt that it came from the host.
+        "local_cache_hit": sums["cached"] - sums["prompts"],
+        "external_kv_transfer": sums["prompts"],
+    }
+    for source, count in by_source.items():
+        assert sample(server, "vllm:prompt_tokens_by_source_total", source=source) == count
 
 
 def test_the_engines_counters_equal_what_clients_saw(real_server):

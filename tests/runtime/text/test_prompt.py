@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_text import tiny_tokenizer
 
-from treadle.runtime.request import RequestError, SamplingParams
-from treadle.runtime.text.prompt import Limits, prepare
+from treadle.runtime.request import RequestError, SamplingParams, SessionHint
+from treadle.runtime.text.prompt import Limits, many_parts, prepare
 
 LIMITS = Limits(max_len=32, vocab=400)
 
@@ -129,3 +129,58 @@ def test_bad_words_travel_as_tokens():
     request = make([5], bad_words=["the"])
     assert request.bad_token_ids[0] == tuple(tiny_tokenizer().encode("the", False))
     assert make([5]).bad_token_ids == ()
+
+
+def test_a_prompt_may_bring_its_salt():
+    prompts = [{"prompt": "a", "cache_salt": "t"}, {"prompt_token_ids": [1]}, "b", [2, 3]]
+    expected = [("a", None, "t", ()), (None, [1], None, ()), ("b", None, None, ()), (None, [2, 3], None, ())]
+    assert many_parts(prompts) == expected
+    assert make("a", cache_salt="t").cache_salt == "t"
+    with pytest.raises(RequestError, match="'multi_modal_data', which is not supported"):
+        many_parts([{"prompt": "a", "multi_modal_data": {"image": 1}}])
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_boundaries_are_where_the_seams_tokens_begin(special):
+    text = "the quick brown fox jumps over the lazy dog"
+    limits = Limits(max_len=100, vocab=400)
+    whole = make(text, limits, add_special_tokens=special)
+    tokenizer = tiny_tokenizer()
+    seams = [text.index(word) for word in ("jumps", "quick", "jumps")]
+    request = make(text, limits, add_special_tokens=special, seams=[*seams, len(text), 0])
+    assert request.prompt == whole.prompt
+    heads = [tokenizer.decode(request.prompt[:at]) for at in request.boundaries]
+    # A token with the space before the word belongs to what follows.
+    assert heads == ["the", "the quick brown fox"]
+    kept = make(text, limits, add_special_tokens=special, seams=seams, truncate_prompt_tokens=len(whole.prompt) - 2)
+    assert kept.prompt == whole.prompt[2:]
+    assert list(kept.boundaries) == [at - 2 for at in request.boundaries if at > 2]
+
+
+def test_seams_of_a_text_that_is_cut_before_it_is_tokenized():
+    limits = Limits(max_len=100, vocab=400)
+    text = "x" * 300_000 + " the dog"
+    request = make(text, limits, truncate_prompt_tokens=50, max_tokens=4, seams=[5, len(text) - 3])
+    assert len(request.prompt) == 50
+    assert [tiny_tokenizer().decode(request.prompt[at:]) for at in request.boundaries] == [" dog"]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"cache_salt": "x" * 513}, "cache_salt"),
+        ({"session": SessionHint(id="")}, "session_id"),
+        ({"session": SessionHint(id="s", pin_s=-1)}, "cache_hints.pin_s"),
+        ({"session": SessionHint(id="s", pin_s=float("nan"))}, "cache_hints.pin_s"),
+        ({"session": SessionHint(id="s", pin_s=1, demote=True)}, "cache_hints.demote"),
+        ({"session": SessionHint(id="s", prefetch=True, demote=True)}, "cache_hints.demote"),
+        ({"session": SessionHint(id="s", prefetch=True), "n": 2}, "n"),
+        ({"session": SessionHint(id="s", prefetch=True), "prompt_logprobs": 0}, "prompt_logprobs"),
+    ],
+)
+def test_what_no_cache_can_do_is_refused(options, field):
+    with pytest.raises(RequestError) as caught:
+        make([5], **options)
+    assert caught.value.field == field

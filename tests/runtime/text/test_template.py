@@ -122,3 +122,38 @@ def test_the_last_message_can_be_left_open():
         ChatTemplate("{{ messages[0].role }}", {}).render(
             messages, add_generation_prompt=False, continue_final_message=True
         )
+
+
+def found(source, messages, **how):
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    text = template.render(messages, **how)
+    return [text[:at] for at in template.seams(messages, text, **how)]
+
+
+def talk(*roles):
+    return [{"role": role, "content": f" {role[0]}{i} "} for i, role in enumerate(roles)]
+
+
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+def test_seams_are_where_the_first_and_the_last_words_begin_and_where_they_end():
+    system = "<system>s0<user>"
+    assert found(PLAIN, talk("system", "user")) == [system, system + "u1"]
+    before = system + "u1<assistant>a2<user>"
+    assert found(PLAIN, talk("system", "user", "assistant", "user")) == [system, before, before + "u3"]
+    # What stands before the first message is the same in all chats.
+    assert found(PLAIN, talk("user")) == ["<user>u0"]
+    assert found(PLAIN, talk("user", "user")) == ["<user>u0<user>", "<user>u0<user>u1"]
+    open_ended = {"add_generation_prompt": False, "continue_final_message": True}
+    assert found(PLAIN, talk("user", "assistant"), **open_ended)[0] == "<user>u0<assistant>"
+
+
+def test_no_seams_where_a_template_looks_into_the_words():
+    assert found("{{ messages[-1].content | length }}", talk("user", "user")) == []
+    assert found("{% if messages[-1].content[0] == ' ' %}{{ messages[-1].content }}{% endif %}", talk("user")) != []
+    refuses = "{% if messages[-1].content | length > 4 %}{{ raise_exception('long') }}{% endif %}x"
+    assert found(refuses, talk("user", "user")) == []

@@ -100,3 +100,14 @@ def test_import_is_quick_and_needs_no_torch():
     started = time.monotonic()
     subprocess.run([sys.executable, "-P", "-c", program], check=True)
     assert time.monotonic() - started < 3.0
+
+
+def test_places_of_a_text_as_tokens():
+    tokenizer = tiny_tokenizer()
+    text = "the <|im_start|>dog, 日本"
+    places = [text.index(part) for part in ("the", "<|im", "dog", "本")]
+    ids, at = tokenizer.encode_at(text, [*places, len(text)])
+    assert ids == tokenizer.encode(text)
+    assert [tokenizer.decode(ids[:token], False) for token in at[:3]] == ["", "the ", "the <|im_start|>"]
+    assert tokenizer.decode(ids[: at[3]]).startswith("the dog, ")
+    assert len(at) == 4

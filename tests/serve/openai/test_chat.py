@@ -1,10 +1,21 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 
 import httpx
 import openai
 import pytest
+from tiny_text import tiny_tokenizer
+
+from treadle.conf.schema import ServeConfig
+from treadle.runtime.request import SessionHint
+from treadle.runtime.text.prompt import Limits
+from treadle.runtime.text.template import chat_template
+from treadle.serve.openai.chat import chat_prompt
+from treadle.serve.openai.requests import ChatRequest
+from treadle.serve.served import Served
 
 PROMPT = "<user>hi<a>"
 """what the fake's template makes of one user message; its engine repeats it"""
@@ -111,7 +122,18 @@ def test_a_turn_that_came_back_is_taken(server):
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
         ({"priority": 1}, "priority", "not supported"),
-        ({"cache_salt": "x"}, "cache_salt", "not supported"),
+        ({"cache_salt": ""}, "cache_salt", "1 to 512"),
+        ({"session_id": 5}, "session_id", "string"),
+        ({"prompt_cache_key": "x" * 513}, "session_id", "1 to 512"),
+        ({"cache_hints": {"demote": True}}, "session_id", "prompt_cache_key"),
+        ({"session_id": "s", "cache_hints": True}, "cache_hints", "object"),
+        ({"session_id": "s", "cache_hints": {"pin": 5}}, "cache_hints.pin", "pin_s"),
+        ({"session_id": "s", "cache_hints": {"pin_s": "5"}}, "cache_hints.pin_s", "number"),
+        ({"session_id": "s", "cache_hints": {"pin_s": 3601}}, "cache_hints.pin_s", "[0, 3600]"),
+        ({"session_id": "s", "cache_hints": {"pin_s": 5, "demote": True}}, "cache_hints.demote", "pin_s"),
+        ({"session_id": "s", "cache_hints": {"prefetch": True}, "n": 2}, "n", "prefetch"),
+        ({"kv_hints": {}}, "kv_hints", "cache_hints"),
+        ({"return_cached_tokens_details": 1}, "return_cached_tokens_details", "boolean"),
         ({"guided_json": {}}, "guided_json", "not supported"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "not supported"),
         ({"request_id": "x" * 201}, "request_id", "200"),
@@ -132,3 +154,28 @@ def test_refusals_name_the_field(server, change, param, words):
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
+
+
+def test_the_engine_is_told_of_salt_session_and_where_messages_begin_and_end():
+    tokenizer = tiny_tokenizer()
+    facts = tokenizer.facts
+
+    def made(messages, *, boundaries=True, **fields):
+        served = Served(
+            name="m", fingerprint="f", created=0, tokenizer=tokenizer, config=ServeConfig(),
+            template=partial(chat_template, facts.chat_templates, facts.template_tokens),
+            limits=Limits(max_len=512, vocab=400, boundaries=boundaries),
+        )  # fmt: skip
+        request = chat_prompt(served, ChatRequest.model_validate({"messages": messages} | fields), "r").request
+        return request, [tokenizer.decode(request.prompt[:at], False) for at in request.boundaries]
+
+    system, user, last = ({"role": role, "content": "the dog"} for role in ("system", "user", "user"))
+    request, heads = made([system, user, last], cache_salt="t", session_id="s")
+    text = tokenizer.decode(request.prompt, False)
+    assert (request.cache_salt, request.session) == ("t", SessionHint(id="s"))
+    first, second = (at.end() for at in re.finditer("user\n", text))
+    assert heads == [text[:first], text[:second], text[: second + len("the dog")]]
+    # What comes before the only message is the same in every chat.
+    assert made([user])[1] == ["<|im_start|>user\nthe dog"]
+    unused, none = made([system, user, last], boundaries=False)
+    assert (unused.prompt, none) == (request.prompt, [])

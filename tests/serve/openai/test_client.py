@@ -41,6 +41,12 @@ BOTH = {
     "return_token_ids": [True],
     "return_tokens_as_token_ids": [True],
     "add_special_tokens": [False, True],
+    "cache_salt": ["tenant"],
+    "session_id": ["s"],
+    "prompt_cache_key": ["s"],
+    "cache_hints": [{"pin_s": 30}, {"demote": True}, {"pin_s": 0.5, "demote": False, "prefetch": False}],
+    "skip_reading_prefix_cache": [True],
+    "return_cached_tokens_details": [True],
     "request_id": ["mine"],
     "stream": [False],
     "stream_options": [{"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}],
@@ -62,6 +68,7 @@ HINTS = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "a
 WITHOUT_STREAM = ("prompt_logprobs", "stream")
 NEEDS = {
     "top_logprobs": {"logprobs": True},
+    "cache_hints": {"session_id": "s"},
     "continue_final_message": {"add_generation_prompt": False},
     "return_tokens_as_token_ids": {"logprobs": 1},
 }
@@ -101,6 +108,8 @@ def cases(endpoint):
 @pytest.mark.parametrize(("chat", "name", "value"), [*cases("completions"), *cases("chat")])
 def test_every_field_is_taken(client, chat, name, value):
     beside = NEEDS.get(name, {})
+    if name == "session_id":
+        beside = {"cache_hints": {"pin_s": 5}}
     if name == "return_tokens_as_token_ids" and chat:
         beside = {"logprobs": True}
     if name == "continue_final_message":

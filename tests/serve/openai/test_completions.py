@@ -168,6 +168,8 @@ def test_logprobs_cover_text_that_is_held_back(server):
         ({"prompt": [1, 258]}, "prompt", "258"),
         ({"prompt": ["x", "y" * 2048]}, "prompt[1]", "2047"),
         ({"prompt": None}, "prompt", "string"),
+        ({"prompt": ["x", "y"], "session_id": "s"}, "session_id", "one prompt"),
+        ({"prompt_logprobs": 1, "session_id": "s", "cache_hints": {"prefetch": True}}, "prompt_logprobs", "prefetch"),
         ({"prompt": "\x01 refused by the engine"}, None, "the engine refuses this prompt"),
     ],
 )

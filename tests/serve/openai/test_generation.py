@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.runtime.request import SamplingParams
+from treadle.runtime.request import SamplingParams, SessionHint
 from treadle.serve.errors import ApiError
 from treadle.serve.openai.requests import ChatRequest, CompletionRequest
 
@@ -30,7 +30,7 @@ def test_every_field_reaches_the_engine():
         "bad_words": ["x"], "logits_processors": {"p": {"a": 1}}, "seed": 4, "stop": ["a"], "stop_token_ids": [3],
         "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 1, "skip_special_tokens": False,
         "spaces_between_special_tokens": False, "prompt_logprobs": 2, "logprob_token_ids": [9],
-        "truncate_prompt_tokens": 8, "max_tokens": 6,
+        "truncate_prompt_tokens": 8, "max_tokens": 6, "skip_reading_prefix_cache": True,
     }  # fmt: skip
     found, expected = params({}, **given), SamplingParams(**given)
     for name in given:
@@ -49,3 +49,15 @@ def test_a_field_without_support_is_taken_where_it_asks_for_nothing(value, taken
     else:
         with pytest.raises(ApiError, match="best_of is not supported; leave it out or send 1 or null"):
             CompletionRequest.refuse_unknown({"prompt": "x", "best_of": value})
+
+
+def test_hints_name_their_session():
+    def session(**fields):
+        return ChatRequest.model_validate({"messages": []} | fields).session
+
+    assert session() is None
+    assert session(session_id="a") == session(prompt_cache_key="a") == SessionHint(id="a")
+    assert session(session_id="a", prompt_cache_key="b", cache_hints={"pin_s": 5}) == SessionHint(id="a", pin_s=5.0)
+    hints = {"pin_s": 2.5, "prefetch": True}
+    assert session(prompt_cache_key="b", cache_hints=hints) == SessionHint(id="b", pin_s=2.5, prefetch=True)
+    assert session(session_id="a", cache_hints={"demote": True}) == SessionHint(id="a", demote=True)
