@@ -101,7 +101,7 @@ def chunks(
         "COMPUTE": element(q.dtype),
         "PRECISION": precision(q.dtype),
     }
-    prepare[(min(at_most(tokens, sequences, chunk), tokens // chunk + 1), heads)](
+    prepare[(at_most(tokens, min(sequences, tokens // LEAST), chunk), heads)](
         *given,
         *by_row,
         fades,

@@ -113,7 +113,7 @@ def selective_segments(
         gdc_wait()
         gdc_launch_dependents()
     for item in range(tl.program_id(1), items, tl.num_programs(1)):
-        sequence, number, _ = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
+        sequence, number, _others = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
         begin, end = tl.load(q_starts + sequence), tl.load(q_starts + sequence + 1)
         slot = (begin // SEGMENT + sequence + number).to(tl.int64)
         first = begin + number * SEGMENT
@@ -152,8 +152,8 @@ def join_segments(
         gdc_wait()
         gdc_launch_dependents()
     for rank in range(tl.program_id(1), ranks, tl.num_programs(1)):
-        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
-        first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+        first, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (i < CHANNELS)[:, None] & (n < SIZE)[None, :]
         cell = (i * SIZE)[:, None] + n[None, :]
         rate = tl.load(a + cell, mask=inside, other=0.0)
