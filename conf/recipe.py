@@ -1,6 +1,7 @@
 """What a benchmark measures, as data: the workloads, the engines beside treadle, and what there is to compare with.
 
-A figure's last part is its unit: ``tpot_ms``, ``cold_s``, ``output_tok_s``. More is better for rates, less for times.
+A figure's last part is its unit: ``tpot_ms``, ``cold_s``, ``output_tok_s``, ``recomputed_pct``. More is better for
+rates, less for times and shares.
 """
 
 from __future__ import annotations
@@ -96,6 +97,41 @@ class Arrivals(RowBase, tag="arrivals", frozen=True, kw_only=True):
     )
 
 
+class Sessions(RowBase, tag="sessions", frozen=True, kw_only=True):
+    """Conversations of ``turns`` turns, ``parallel`` of them answered at once in random order, turn after turn.
+
+    A turn's prompt is the whole conversation and ``user`` tokens more; a conversation begins with ``system`` tokens,
+    the same for all. ``recomputed_pct``: tokens fed to the program for prompts that had been fed before, of all prompt
+    tokens. ``first_ttft_p50_ms`` and ``ttft_p50_ms``, ``ttft_p99_ms``: of first turns, and of later ones.
+    """
+
+    sessions: Count
+    turns: Annotated[int, msgspec.Meta(ge=2)]
+    parallel: Count = 8
+    system: Count
+    user: Count
+    output: Annotated[int, msgspec.Meta(ge=2)]
+    gives: ClassVar[tuple[str, ...]] = ("recomputed_pct", "first_ttft_p50_ms", "ttft_p50_ms", "ttft_p99_ms", "total_s")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a conversation at its end."""
+        return self.system + self.turns * (self.user + self.output)
+
+
+class Returning(RowBase, tag="returning", frozen=True, kw_only=True):
+    """A conversation of ``context`` tokens that comes back with ``user`` tokens more after others took its place.
+
+    ``others`` prompts of as many tokens run in between. ``ttft_ms`` of the return, ``fresh_ttft_ms`` of the same prompt
+    with another beginning, so that everything is computed, and ``recomputed_pct`` as for sessions.
+    """
+
+    context: Count
+    user: Count = 64
+    others: Count
+    gives: ClassVar[tuple[str, ...]] = ("ttft_ms", "fresh_ttft_ms", "recomputed_pct")
+
+
 class Start(RowBase, tag="start", frozen=True, kw_only=True):
     """A process of its own, from its start to its first token.
 
@@ -106,9 +142,10 @@ class Start(RowBase, tag="start", frozen=True, kw_only=True):
     gives: ClassVar[tuple[str, ...]] = ("cold_s", "second_s")
 
 
-Row = Decode | Prefill | Throughput | SharedPrefix | Arrivals | Start
+Row = Decode | Prefill | Throughput | SharedPrefix | Arrivals | Sessions | Returning | Start
 WORKLOADS: dict[str, type[RowBase]] = {
-    str(kind.__struct_config__.tag): kind for kind in (Decode, Prefill, Throughput, SharedPrefix, Arrivals, Start)
+    str(kind.__struct_config__.tag): kind
+    for kind in (Decode, Prefill, Throughput, SharedPrefix, Arrivals, Sessions, Returning, Start)
 }
 
 
@@ -142,7 +179,7 @@ def read_recipe(rows: Mapping[str, Any], rivals: Mapping[str, Any]) -> Recipe:
 
 
 def unit(figure: str) -> str:
-    """Return the unit of a figure: ``ms``, ``s`` or ``tok/s``."""
+    """Return the unit of a figure: ``ms``, ``s``, ``pct`` or ``tok/s``."""
     return "tok/s" if higher_is_better(figure) else figure.rpartition("_")[2]
 
 

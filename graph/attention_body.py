@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter, refuse
 from treadle.graph.spec import Attention
-from treadle.graph.state import LayerKV
 from treadle.graph.weights import AlibiSlopes, Ints
 
 _LATER = ("k_conv", "rel", "index")
@@ -65,9 +63,7 @@ def _position(writer: LayerWriter, op: Attention, x: Node, path: str, name: str,
 
 def _attend(writer: LayerWriter, op: Attention, q: Node, k: Node, v: Node, path: str, name: str) -> Node:
     """Append the attention over the layer's history: [T, H, Dv]."""
-    assert writer.slot is None, f"{path}: a second history in one layer"
-    writer.slot = writer.model.add_kv(LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim))
-    kv = writer.input("kv", Role.STATE, ("B", "L", op.kv_heads, op.head_dim + op.cached_v_dim), writer.model.dtype)
+    (kv,) = writer.keep(op, path)
     steps = [writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens")]
     sinks = writer.weight(f"{path}.sinks", f"{name}_sinks") if op.sinks else None
     slopes = None

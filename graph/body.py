@@ -21,9 +21,11 @@ STEP_FIELDS: dict[str, tuple[tuple[str, ...], torch.dtype]] = {
     "q_starts": (("B1",), torch.int32),
     "kv_lens": (("B",), torch.int32),
     "page_table": (("B", "M"), torch.int32),
+    "blocks": (("B",), torch.int32),
     "logit_rows": (("R",), torch.int64),
 }
-"""The metadata of a step (graph.program.StepInputs), as typed inputs of bodies."""
+"""The metadata of a step (graph.program.StepInputs), as typed inputs of bodies; the page table is that of the call's
+group."""
 
 
 class BodyWriter:
@@ -32,18 +34,18 @@ class BodyWriter:
     def __init__(self, shapes: Shapes, graph: FxGraph | None = None) -> None:
         self.shapes = shapes
         self.graph = graph if graph is not None else FxGraph()
-        self._inputs: dict[str, Node] = {node.name: node for node in self.graph.find_nodes(op="placeholder")}
+        self.inputs: dict[str, Node] = {node.name: node for node in self.graph.find_nodes(op="placeholder")}
 
     def input(self, name: str, role: Role, shape: Sequence[int | str], dtype: torch.dtype) -> Node:
         """Return the placeholder called ``name``, made on first use. Its name is the key of its binding."""
-        if name not in self._inputs:
-            last = next(reversed(self._inputs.values()), None)
+        if name not in self.inputs:
+            last = next(reversed(self.inputs.values()), None)
             with self.graph.inserting_after(last) if last is not None else self.graph.inserting_before():
                 node = self.graph.placeholder(name)
             assert node.name == name, f"input {name} is taken"
             node.meta.update(role=role, val=self.shapes.tensor(shape, dtype))
-            self._inputs[name] = node
-        return self._inputs[name]
+            self.inputs[name] = node
+        return self.inputs[name]
 
     def step(self, name: str) -> Node:
         """Return the input for a field of StepInputs."""

@@ -16,7 +16,6 @@ from treadle.graph.ir import Body, Call, Graph, Level
 from treadle.graph.layer_body import write_layer
 from treadle.graph.layer_writer import BuildOptions, LayerWriter, ModelContext, TensorLike, refuse
 from treadle.graph.spec import Layer, ModelSpec, SpecError
-from treadle.graph.state import PagedKV
 from treadle.graph.weights import SineRows
 
 __all__ = ["BuildOptions", "TensorLike", "build"]
@@ -47,13 +46,9 @@ class _ModelBuilder:
         for index, layer in enumerate(layers):
             calls.append(self._layer(layer, layers[index + 1] if index + 1 < len(layers) else None))
         calls.append(self._head())
-        options = context.options
-        state = PagedKV(
-            name="kv", layers=tuple(context.kv_layers), dtype=options.dtype, page_tokens=options.page_tokens
-        )
         return Graph(
-            level=Level.MODEL, bodies=self.bodies, calls=tuple(calls), state=state, dtype=context.dtype,
-            shapes=context.shapes,
+            level=Level.MODEL, bodies=self.bodies, calls=tuple(calls), state=context.states.state(),
+            dtype=context.dtype, shapes=context.shapes,
         )  # fmt: skip
 
     def _embed(self, first: Layer) -> Call:
@@ -102,7 +97,7 @@ class _ModelBuilder:
         if known is None:
             known = self._by_key[key] = f"layer{len(self._by_key)}"
             self.bodies[known] = writer.finish(known, outputs)
-        return Call(body=known, layer=layer.index, weights=writer.bound, state_slot=writer.slot)
+        return Call(body=known, layer=layer.index, weights=writer.bound, states=writer.states)
 
     def _head(self) -> Call:
         head = self.spec.head

@@ -11,7 +11,7 @@ from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
 from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
-from treadle.graph.state import ITEM_BYTES, LayerKV, PagedKV
+from treadle.graph.state import ITEM_BYTES, State
 
 INT8_GROUP = 32
 """Input channels that share a scale under weight-only int8."""
@@ -64,16 +64,6 @@ def rope_tables(spec: ModelSpec) -> tuple[RopeTable, ...]:
     return tuple(dict.fromkeys(op.rope for op in ops(spec) if isinstance(op, Attention) and op.rope is not None))
 
 
-def kv_state(spec: ModelSpec, dtype: str, page_tokens: int) -> PagedKV:
-    """Return the paged keys and values of all attention layers, in layer order."""
-    layers = [
-        LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
-        for op in ops(spec)
-        if isinstance(op, Attention) and op.kv_from is None
-    ]
-    return PagedKV(name="kv", layers=tuple(layers), dtype=dtype, page_tokens=page_tokens)
-
-
 def attention_tokens(spec: ModelSpec, weights: Mapping[str, WeightInfo]) -> float:
     """Return the context, in tokens, at which attention takes a token of a prompt as long as its linear layers do.
 
@@ -124,13 +114,13 @@ def token_weight_bytes(spec: ModelSpec, rows: Iterable[MemoryRow]) -> float:
 
 
 def table_rows(
-    spec: ModelSpec, kv: PagedKV, device: str, max_num_seqs: int, max_step_tokens: int, max_len: int
+    spec: ModelSpec, state: State, device: str, max_num_seqs: int, max_step_tokens: int, max_len: int
 ) -> list[MemoryRow]:
     """Return the exact bytes of what grows with the longest sequence, and of what steps are described with."""
     buckets = assign_buckets(max_num_seqs, max_step_tokens) if device == "cuda" else Buckets()
     bound = largest_shape(StepShape(max_step_tokens, max_num_seqs, max_num_seqs), buckets)
-    pages = kv.pages_for(max_len)
-    slots = (max_num_seqs + 1) * (pages * 4 + SLOT_WIDTH * 8) + bound.num_seqs * pages * 4
+    pages = state.full.pages_for(max_len) * len(state.groups)
+    slots = (max_num_seqs + 1) * (pages * 4 + SLOT_WIDTH * 8) + bound.num_seqs * (pages + 1) * 4
     packet = packet_capacity(bound, pages) * 4 + bound.num_rows * SAMPLED_BYTES
     # On a CPU the host's copies, one for each step in flight, are in the same memory.
     copies = 1 if device == "cuda" else 3
@@ -139,8 +129,8 @@ def table_rows(
             MemoryRow("tables", f"rope, {max_len} positions x {table.dim}", max_len * table.dim * 4)
             for table in rope_tables(spec)
         ),
-        *_position_rows(spec, kv.dtype, max_len),
-        MemoryRow("tables", "layer offsets", len(kv.layers) * 8),
+        *_position_rows(spec, state.full.dtype, max_len),
+        MemoryRow("tables", "layer offsets", state.num_slots * 8),
         MemoryRow("tables", f"page tables and slots of {max_num_seqs} sequences", slots),
         MemoryRow(
             "tables", f"penalties and masks of {max_num_seqs} sequences", (max_num_seqs + 1) * control_bytes(spec.vocab)

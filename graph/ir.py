@@ -16,7 +16,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from treadle.graph.state import PagedKV
+from treadle.graph.state import BLOCK, Slot, State
 from treadle.graph.weights import WeightExpr
 
 
@@ -41,7 +41,7 @@ class Role(Enum):
     WEIGHT = "weight"
     """the call's own weight expression"""
     STATE = "state"
-    """the dense history of the call's layer (MODEL level)"""
+    """a state of the call's layer, by name (MODEL level): a dense history, or the bytes of a part of the block"""
     ARENA = "arena"
     """the rank's arena, one byte tensor"""
 
@@ -124,8 +124,15 @@ class Call:
     layer: int | None
     """index of the model's layer, None for embedding and head"""
     weights: Mapping[str, WeightExpr]
-    state_slot: int | None = None
-    """which layer of the state kind this call reads and appends to"""
+    states: Mapping[str, Slot] = field(default_factory=dict)
+    """what the call reads and changes between steps, by the name its body has for it"""
+
+    @property
+    def group(self) -> int:
+        """The group whose page table the call's body reads; the first where it reads none."""
+        groups = {slot.group for slot in self.states.values() if slot.group != BLOCK}
+        assert len(groups) <= 1, f"layer {self.layer} has states in several groups"
+        return next(iter(groups), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +142,7 @@ class Graph:
     level: Level
     bodies: Mapping[str, Body]
     calls: tuple[Call, ...]
-    state: PagedKV
+    state: State
     dtype: torch.dtype
     shapes: Shapes = field(compare=False, repr=False)
 

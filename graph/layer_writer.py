@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from treadle.graph.body import BodyWriter
 from treadle.graph.ir import Role, Shapes
-from treadle.graph.spec import ModelSpec, Norm, RopeTable, SpecError
-from treadle.graph.state import LayerKV
-from treadle.graph.weights import Leaf, RopeRows, WeightExpr
+from treadle.graph.layer_state import Shaped, Weights, kept_by
+from treadle.graph.spec import ModelSpec, Norm, Op, RopeTable, SpecError
+from treadle.graph.state import Slot, StateBuilder
+from treadle.graph.weights import Ints, Leaf, RopeRows, WeightExpr
 
-
-class TensorLike(Protocol):
-    """Anything that knows the shape of a canonical weight."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dims."""
+TensorLike = Shaped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +26,8 @@ class BuildOptions:
     dtype: str
     max_len: int
     page_tokens: int
+    separate_windows: bool = False
+    """whether layers that see part of the tokens keep them in groups of their own"""
 
 
 class ModelContext:
@@ -40,12 +37,7 @@ class ModelContext:
         self.spec, self.tensors, self.options = spec, tensors, options
         self.shapes = Shapes()
         self.dtype: torch.dtype = getattr(torch, options.dtype)
-        self.kv_layers: list[LayerKV] = []
-
-    def add_kv(self, layer: LayerKV) -> int:
-        """Return the slot of a new layer of the paged KV state."""
-        self.kv_layers.append(layer)
-        return len(self.kv_layers) - 1
+        self.states = StateBuilder(options.dtype, options.page_tokens, options.separate_windows)
 
 
 class LayerWriter(BodyWriter):
@@ -55,7 +47,7 @@ class LayerWriter(BodyWriter):
         super().__init__(model.shapes)
         self.model = model
         self.bound: dict[str, WeightExpr] = {}
-        self.slot: int | None = None
+        self.states: dict[str, Slot] = {}
 
     def stream(self, name: str, width: int) -> Node:
         """Return the input that carries ``name`` from the call before, [T, width]."""
@@ -82,6 +74,30 @@ class LayerWriter(BodyWriter):
         options = self.model.options
         return self.bind("rope_table", RopeRows(table, options.max_len, options.dtype if table.rounded else "float32"))
 
+    def keep(self, op: Op, path: str) -> list[Node]:
+        """Return an input for each state that ``op`` keeps, appended ones first (``graph.layer_state``).
+
+        Shapes: a dense history [B, L, K, Dk + Dv]; the bytes of a part of the block, [B, nbytes].
+        """
+        options = self.model.options
+        kept = kept_by(op, Weights(path, self.model.tensors, options.dtype))
+        slots = kept.place(self.model.states)
+        assert not slots.keys() & self.states.keys(), f"{path}: two states of one name in one body"
+        self.states |= slots
+        found = []
+        for name, layer in kept.appended.items():
+            shape = ("B", "L", layer.kv_heads, layer.k_dim + layer.v_dim)
+            found.append(self.input(name, Role.STATE, shape, self.model.dtype))
+        for name, part in kept.parts.items():
+            found.append(self.input(name, Role.STATE, ("B", part.nbytes), torch.uint8))
+        return found
+
+    def state_tail(self, memory: Node) -> list[Node]:
+        """Return the arguments with which an op reads and writes a part of its sequences' blocks."""
+        offset = self.bind(offset_name(memory.name), Ints((0,)))
+        fields = [self.step(name) for name in ("q_starts", "positions", "kv_lens")]
+        return [memory, self.step("blocks"), offset, *fields]
+
     def norm(self, norm: Norm | None, x: Node, path: str, name: str) -> Node:
         """Append a norm over the last dim; None leaves x as it is."""
         if norm is None:
@@ -101,6 +117,11 @@ class LayerWriter(BodyWriter):
         if scale == 1.0 and not softcap and not clip:
             return x
         return self.op("affine", x, scale, softcap, clip, label=label)
+
+
+def offset_name(state: str) -> str:
+    """Return the name of the constant that says where a state lies inside its page or block."""
+    return f"{state}_offset"
 
 
 def refuse(path: str, fields: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from treadle.graph.footprint import (
     INVARIANT_ROWS,
     MemoryRow,
     history_row,
-    kv_state,
     largest,
     rope_tables,
     runtime_row,
@@ -24,8 +23,9 @@ from treadle.graph.footprint import (
     weight_rows,
     workspace_rows,
 )
+from treadle.graph.layer_state import state_of
 from treadle.graph.spec import ModelSpec
-from treadle.graph.state import PagedKV
+from treadle.graph.state import PagedKV, State, StateBuilder
 
 MAX_SEQS = 4096
 """The most sequences a deployment may ask for."""
@@ -66,7 +66,7 @@ class MemoryPlan:
     """
 
     rows: tuple[MemoryRow, ...]
-    kv: PagedKV
+    state: State
     num_pages: int
     max_len: int
     """tokens of the longest sequence that will be served"""
@@ -82,6 +82,11 @@ class MemoryPlan:
     """what everything may take together"""
     processors: bool
     """slots remember every token, for logits processors"""
+
+    @property
+    def kv(self) -> PagedKV:
+        """The pages of layers that see all tokens."""
+        return self.state.full
 
     @property
     def arena_bytes(self) -> int:
@@ -124,7 +129,8 @@ def step_rows(work: Workload) -> tuple[int, int]:
 class _Planner:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
         self.spec, self.weights, self.work = spec, weights, work
-        self.kv = kv_state(spec, work.dtype, work.page_tokens)
+        self.state = state_of(spec, weights, StateBuilder(work.dtype, work.page_tokens))
+        self.kv = self.state.full
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
@@ -142,7 +148,7 @@ class _Planner:
         tables = self.tables(max_len)
         return MemoryPlan(
             rows=(*self.fixed, *tables, state),
-            kv=self.kv,
+            state=self.state,
             num_pages=num_pages,
             max_len=max_len,
             max_num_seqs=self.work.max_num_seqs,
@@ -198,7 +204,7 @@ class _Planner:
     def tables(self, max_len: int) -> list[MemoryRow]:
         """Return what grows with the longest sequence."""
         work = self.work
-        rows = table_rows(self.spec, self.kv, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
+        rows = table_rows(self.spec, self.state, work.device, work.max_num_seqs, work.max_step_tokens, max_len)
         if work.processors:
             rows.append(history_row(work.max_num_seqs, max_len))
         return rows

@@ -111,11 +111,12 @@ SCHEMAS: dict[str, str] = {
     " float alpha=1.702, float beta=0.0, float linear_beta=0.0, bool weigh_input=False) -> Tensor",
     # x [T, C] times the sum of a token's weights whose ids are `first` or more: experts that return their input
     "identity_experts": "(Tensor x, Tensor weights, Tensor ids, int first) -> Tensor",
-    # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, M] int32, packet [N] int32.
-    # Takes the packet's news into the slots, completes the packet with what decodes read from their slots, and copies
-    # the table rows of the step's B sequences to page_table [>= B, M]
-    "begin_step": "(Tensor(a!) rows, Tensor(b!) table, Tensor(c!) packet, Tensor(d!) page_table, int num_tokens,"
-    " int num_seqs, int num_rows) -> ()",
+    # Around a program, on the slots of graph.packet: rows [S, SLOT_WIDTH] int64, table [S, G, M] int32, packet [N]
+    # int32. Takes the packet's news into the slots, completes the packet with what decodes read from their slots, and
+    # copies the table rows [G, M] of the step's B sequences to page_tables [G, >= B, M], and where their blocks begin
+    # to blocks [>= B]
+    "begin_step": "(Tensor(a!) rows, Tensor(b!) table, Tensor(c!) packet, Tensor(d!) page_tables, Tensor(e!) blocks,"
+    " int num_tokens, int num_seqs, int num_rows) -> ()",
     # sampled [R] int64 -> the slots of the packet's rows, and out [>= R] int64
     "end_step": "(Tensor(a!) rows, Tensor packet, Tensor sampled, Tensor(b!) out, int num_tokens, int num_seqs,"
     " int num_rows) -> ()",

@@ -55,7 +55,9 @@ class Column(IntEnum):
     NUM_BIASES = 14
     CONTROLS = 15
     """which of ``Control`` hold for the sequence; where none does, what its slot has of them is left from another"""
-    STOPS = 16
+    BLOCK = 16
+    """where its block of fixed-size states begins in the arena, in units of 256 bytes"""
+    STOPS = 17
     """the first of MAX_STOPS columns; the first stop repeated as padding, -1 where there is none"""
 
 
@@ -107,7 +109,8 @@ class Sections(NamedTuple):
     kv_lens: int
     """[B]; the device fills in those of decodes"""
     page_first: int
-    """[B], with page_count and page_at: pages from index ``first`` on are the packet's from ``at`` on"""
+    """[B], with page_count and page_at: pages from index ``first`` on are the packet's from ``at`` on, ``count`` of
+    each group of states, one group behind the other"""
     page_count: int
     page_at: int
     admission_at: int
@@ -137,6 +140,6 @@ def sections(shape: StepShape) -> Sections:
 
 
 def packet_capacity(largest: StepShape, max_pages: int) -> int:
-    """Return the int32 that hold any packet up to this shape: every slot new, with all the pages a table row holds."""
+    """Return the int32 that hold any packet up to this shape: every slot new, with all pages of all groups."""
     news = largest.num_seqs * (2 * SLOT_WIDTH + round_up(max_pages, 2))
     return round_up(sections(largest).end + news, ALIGN)

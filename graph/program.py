@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from treadle.graph.buckets import Buckets
 from treadle.graph.ir import Call, Graph, Role, role
-from treadle.graph.state import PagedKV
+from treadle.graph.state import Slot, State
 from treadle.graph.weights import WeightExpr
 
 
@@ -34,10 +34,17 @@ class StepInputs(NamedTuple):
     """[B + 1] int32, where each sequence's tokens start in the flat batch; sequences are contiguous and in order"""
     kv_lens: Tensor
     """[B] int32, tokens of the sequence that attention may see, this step's included; 0 = stopped, skip"""
-    page_table: Tensor
-    """[B, M] int32, page offsets in 256-byte units from the arena's start, in sequence order"""
+    page_tables: Tensor
+    """[G, B, M] int32, for each group of states: page offsets in 256-byte units from the arena's start, in sequence
+    order; entries of pages that no query sees any more mean nothing"""
+    blocks: Tensor
+    """[B] int32, where each sequence's block of fixed-size states begins, in the same units"""
     logit_rows: Tensor
     """[R] int64, which of the T rows get logits"""
+
+
+Memory = Tensor | Mapping[Slot, Tensor]
+"""The arena, or the states of each slot apart."""
 
 
 class _Bound(NamedTuple):
@@ -52,12 +59,16 @@ class _Bound(NamedTuple):
 class Executable:
     """A graph bound to its weights and to the memory of its state: a list of calls, nothing left to look up.
 
-    ``memory`` is the arena (uint8, one tensor) or, at MODEL level, one dense history for each slot of the state.
+    ``memory`` is the arena (uint8, one tensor) or, at MODEL level, a tensor for each slot of the state: a dense history
+    [B, L, K, Dk + Dv], or the bytes of a part of the block [B, nbytes].
     """
 
-    def __init__(self, graph: Graph, weights: Mapping[WeightExpr, Tensor], memory: Tensor | Sequence[Tensor]) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[WeightExpr, Tensor], memory: Memory) -> None:
         self._functions = {name: body.function() for name, body in graph.bodies.items()}
+        num_fields, self.num_groups = len(StepInputs._fields), len(graph.state.groups)
         indices = {name: i for i, name in enumerate(StepInputs._fields)}
+        indices |= {f"page_table {group}": num_fields + group for group in range(self.num_groups)}
+        num_given = len(indices)
         self._calls: list[_Bound] = []
         for call in graph.calls:
             body = graph.bodies[call.body]
@@ -66,16 +77,15 @@ class Executable:
             for position, node in enumerate(body.placeholders):
                 bound.append(self._bound(node, call, weights, memory))
                 if role(node) in (Role.STREAM, Role.STEP):
-                    fills.append((position, indices[node.name]))
+                    name = f"page_table {call.group}" if node.name == "page_table" else node.name
+                    fills.append((position, indices[name]))
             outputs = tuple(indices.setdefault(name, len(indices)) for name in body.outputs)
             self._calls.append(_Bound(self._functions[call.body], bound, tuple(fills), outputs))
-        self._num_streams = len(indices) - len(StepInputs._fields)
+        self._num_streams = len(indices) - num_given
         self._names = indices
 
     @staticmethod
-    def _bound(
-        node: Node, call: Call, weights: Mapping[WeightExpr, Tensor], memory: Tensor | Sequence[Tensor]
-    ) -> Tensor | None:
+    def _bound(node: Node, call: Call, weights: Mapping[WeightExpr, Tensor], memory: Memory) -> Tensor | None:
         """Return the tensor that a placeholder has in every step, None if it changes with the step."""
         match role(node):
             case Role.WEIGHT:
@@ -84,8 +94,8 @@ class Executable:
                 assert isinstance(memory, Tensor)
                 return memory
             case Role.STATE:
-                assert call.state_slot is not None
-                return memory[call.state_slot]
+                assert not isinstance(memory, Tensor)
+                return memory[call.states[node.name]]
             case _:
                 return None
 
@@ -96,7 +106,7 @@ class Executable:
     @torch.no_grad()
     def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
         """Do all but the head; return what gives the logits of any of the T rows, as often as it is called."""
-        values: list[Tensor] = [*inputs, *inputs[:1] * self._num_streams]
+        values: list[Tensor] = [*inputs, *inputs.page_tables.unbind(0), *inputs[:1] * self._num_streams]
         for call in self._calls[:-1]:
             self._run(call, values)
         return partial(self._head, values)
@@ -141,7 +151,7 @@ class Program:
         assert self.lowerings[-1].max_tokens is None, "the last lowering serves any step"
 
     @property
-    def state(self) -> PagedKV:
+    def state(self) -> State:
         """What layers keep between steps."""
         return self.lowerings[-1].graph.state
 

@@ -127,8 +127,8 @@ def _verify_bindings(where: str, body: Body, call: Call) -> None:
         value = inputs[name].meta["val"]
         same = tuple(value.shape) == tuple(expr.shape) and value.dtype == getattr(torch, expr.dtype)
         _require(same, where, f"binds {name} to a weight of another type")
-    needs_slot = any(role(node) is Role.STATE for node in body.placeholders)
-    _require(not needs_slot or call.state_slot is not None, where, "has no state slot")
+    for node in body.placeholders:
+        _require(role(node) is not Role.STATE or node.name in call.states, where, f"has no slot for {node.name}")
 
 
 def _returned(body: Body) -> tuple[Node, ...]:

@@ -1,6 +1,7 @@
 """begin_step: what the host sent is taken into the slots, and what decodes need comes out of them.
 
     packet's admissions -> rows of slots; packet's pages -> page table rows
+    sequence b of slot s:  page_tables[:, b] = table[s], blocks[b] = block[s]
     decode b of slot s:  token = last_token[s], position = active[s] ? position[s] : -1, kv_len = position + 1
 
 A sequence that the device has ended is still in the next step; with position -1 its row is dead. All news concerns
@@ -19,11 +20,13 @@ from treadle.kernels.triton_kernel import register_triton
 
 
 def begin_step(
-    rows: Tensor, table: Tensor, packet: Tensor, page_table: Tensor, num_tokens: int, num_seqs: int, num_rows: int
-) -> None:
-    """Change all four in place.
+    rows: Tensor, table: Tensor, packet: Tensor, page_tables: Tensor, blocks: Tensor, num_tokens: int, num_seqs: int,
+    num_rows: int,
+) -> None:  # fmt: skip
+    """Change the first five in place.
 
-    Shapes: rows [S, SLOT_WIDTH] int64; table [S, M] int32; packet [N] int32; page_table [>= B, M] int32.
+    Shapes: rows [S, SLOT_WIDTH] int64; table [S, G, M] int32; packet [N] int32; page_tables [G, >= B, M] int32; blocks
+    [>= B] int32.
     """
     at = sections(StepShape(num_tokens, num_seqs, num_rows))
     wide = packet.view(torch.int64)
@@ -36,10 +39,13 @@ def begin_step(
         if new_at[seq] >= 0:
             rows[slot] = wide[new_at[seq] // 2 : new_at[seq] // 2 + SLOT_WIDTH]
         if count[seq]:
-            pages = packet[pages_at[seq] : pages_at[seq] + count[seq]]
-            table[slot, first[seq] : first[seq] + count[seq]] = pages
+            groups = table.shape[1]
+            pages = packet[pages_at[seq] : pages_at[seq] + groups * count[seq]].view(groups, count[seq])
+            table[slot, :, first[seq] : first[seq] + count[seq]] = pages
     indices = torch.tensor(slots, device=rows.device)
-    torch.index_select(table, 0, indices, out=page_table[:num_seqs])
+    for group, chosen in enumerate(page_tables):
+        torch.index_select(table[:, group], 0, indices, out=chosen[:num_seqs])
+    blocks[:num_seqs] = rows[indices, Column.BLOCK]
     decodes = int(packet[Header.NUM_DECODES])
     if not decodes:
         return

@@ -13,17 +13,22 @@ from treadle.kernels.skinny import launch_options
 
 _WIDTH = tl.constexpr(SLOT_WIDTH)
 _WIDTH_P2 = tl.constexpr(triton.next_power_of_2(SLOT_WIDTH))
-_ACTIVE, _POSITION, _LAST = (
-    tl.constexpr(int(column)) for column in (Column.ACTIVE, Column.POSITION, Column.LAST_TOKEN)
+_ACTIVE, _POSITION, _LAST, _BLOCK = (
+    tl.constexpr(int(column)) for column in (Column.ACTIVE, Column.POSITION, Column.LAST_TOKEN, Column.BLOCK)
 )
 _NUM_DECODES = tl.constexpr(int(Header.NUM_DECODES))
 
 
-# One program a sequence and block of its table row. Sizes change with the step: no version is made for any of them.
-@triton.jit(do_not_specialize=["width", "slots", "kv_lens", "first", "count", "at", "new", "tokens", "positions"])
+# One program a sequence and run of its table row, in which the groups stand one behind the other. Sizes change with the
+# step: no version is made for any of them.
+@triton.jit(
+    do_not_specialize=[
+        "width", "pages", "most", "slots", "kv_lens", "first", "count", "at", "new", "tokens", "positions"
+    ]
+)  # fmt: skip
 def _begin(  # type: ignore[no-untyped-def]
-    rows, table, packet, wide, page_table, width, slots, kv_lens, first, count, at, new, tokens, positions,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    rows, table, packet, wide, page_tables, blocks, width, pages, most, slots, kv_lens, first, count, at, new, tokens,
+    positions, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
@@ -32,19 +37,27 @@ def _begin(  # type: ignore[no-untyped-def]
     slot = tl.load(packet + slots + seq).to(tl.int64)
     entries = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = entries < width
+    group = entries // pages
+    index = entries - group * pages
     begin = tl.load(packet + first + seq)
-    pages = tl.load(packet + count + seq)
-    is_new = (entries >= begin) & (entries < begin + pages) & inside
-    fresh = tl.load(packet + tl.load(packet + at + seq) + entries - begin, mask=is_new, other=0)
+    more = tl.load(packet + count + seq)
+    is_new = (index >= begin) & (index < begin + more) & inside
+    place = tl.load(packet + at + seq) + group * more + index - begin
+    fresh = tl.load(packet + place, mask=is_new, other=0)
     known = tl.load(table + slot * width + entries, mask=inside, other=0)
     tl.store(table + slot * width + entries, fresh, mask=is_new)
-    tl.store(page_table + seq.to(tl.int64) * width + entries, tl.where(is_new, fresh, known), mask=inside)
+    chosen = page_tables + (group.to(tl.int64) * most + seq) * pages + index
+    tl.store(chosen, tl.where(is_new, fresh, known), mask=inside)
     if tl.program_id(1) == 0:
         content = tl.load(packet + new + seq)
         columns = tl.arange(0, _WIDTH_P2)
         admitted = columns < tl.where(content >= 0, _WIDTH, 0)
         row = rows + slot * _WIDTH
         tl.store(row + columns, tl.load(wide + content // 2 + columns, mask=admitted, other=0), mask=admitted)
+        # Not from the row, which may have been written just now.
+        fresh_block = tl.load(wide + content // 2 + _BLOCK, mask=content >= 0, other=0)
+        block = tl.where(content >= 0, fresh_block, tl.load(row + _BLOCK))
+        tl.store(blocks + seq, block.to(tl.int32))
         if seq < tl.load(packet + _NUM_DECODES):
             position = tl.load(row + _POSITION)
             position = tl.where(tl.load(row + _ACTIVE) != 0, position, -1)
@@ -54,16 +67,18 @@ def _begin(  # type: ignore[no-untyped-def]
 
 
 def begin_step(
-    rows: Tensor, table: Tensor, packet: Tensor, page_table: Tensor, num_tokens: int, num_seqs: int, num_rows: int,
-    *, pdl: bool = False,
+    rows: Tensor, table: Tensor, packet: Tensor, page_tables: Tensor, blocks: Tensor, num_tokens: int, num_seqs: int,
+    num_rows: int, *, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Do ``begin_step`` in one launch; nothing comes back to the host. Shapes: as ``begin_step``."""
     at = sections(StepShape(num_tokens, num_seqs, num_rows))
-    width = table.shape[1]
+    _, groups, pages = table.shape
+    width = groups * pages
     block = min(1024, triton.next_power_of_2(width))
     wide = packet.view(torch.int64)
     _begin[(num_seqs, triton.cdiv(width, block))](
-        rows, table, packet, wide, page_table, width, at.slots, at.kv_lens, at.page_first, at.page_count,
-        at.page_at, at.admission_at, at.token_ids, at.positions, BLOCK=block, PDL=pdl, num_warps=4,
+        rows, table, packet, wide, page_tables, blocks, width, pages, page_tables.shape[1], at.slots, at.kv_lens,
+        at.page_first, at.page_count, at.page_at, at.admission_at, at.token_ids, at.positions, BLOCK=block, PDL=pdl,
+        num_warps=4,
         **launch_options(pdl),
     )  # fmt: skip

@@ -99,13 +99,15 @@ class _Recorder:
         match role(node):
             case Role.STREAM:
                 return streams[node.name]
+            case Role.STEP if node.name == "page_table":
+                return self.inputs.page_tables[call.group]
             case Role.STEP:
                 return self.inputs[StepInputs._fields.index(node.name)]
             case Role.WEIGHT:
                 return self.weights[call.weights[node.name]]
             case Role.STATE:
-                assert call.state_slot is not None
-                return self.memory[call.state_slot]
+                assert not isinstance(self.memory, Tensor)
+                return self.memory[call.states[node.name]]
             case Role.ARENA:
                 return self.memory
 

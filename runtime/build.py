@@ -144,7 +144,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     on_phase("state")
     # What loading and compiling left behind goes back before the arena takes its part.
     backend.trim()
-    arena = Arena(backend, resolved.plan.arena_bytes, scratch_bytes=made.state.page_bytes)
+    arena = Arena(backend, resolved.plan.arena_bytes, scratch_bytes=made.state.scratch_bytes)
     settings = EngineSettings(
         max_len=resolved.plan.max_len,
         max_num_seqs=resolved.plan.max_num_seqs,
@@ -163,7 +163,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         executor=Executables(made, loaded, arena.bytes),
         backend=backend,
         arena=arena,
-        kv=made.state,
+        state=made.state,
         settings=settings,
         buckets=made.buckets,
     )

@@ -17,8 +17,9 @@ import msgspec
 
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_BAD_TOKENS, MAX_BAD_WORDS, MAX_STOPS, StepShape
-from treadle.graph.state import PagedKV
+from treadle.graph.state import State
 from treadle.kernels.backend.protocol import Backend, Event
+from treadle.runtime.plan import Plan
 from treadle.runtime.processors import make_processors
 from treadle.runtime.request import (
     STEP_TOKENS,
@@ -32,9 +33,9 @@ from treadle.runtime.request import (
     check_choice,
 )
 from treadle.runtime.sampler import Samples, Scores
-from treadle.runtime.scheduler import Plan, QueueFull, Scheduler
+from treadle.runtime.scheduler import QueueFull, Scheduler
 from treadle.runtime.sequence import Sequence
-from treadle.runtime.state.arena import Arena, Pages
+from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.pages import PageAllocator
 from treadle.runtime.stepper import Executor, Stepper
 
@@ -86,13 +87,15 @@ class Engine:
     """Runs requests. One thread calls it; work on the device happens on its stream."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, arena: Arena, kv: PagedKV, settings: EngineSettings,
+        self, *, executor: Executor, backend: Backend, arena: Arena, state: State, settings: EngineSettings,
         buckets: Buckets | None = None,
     ) -> None:  # fmt: skip
         """Take all that the arena has left for pages. Raises ArenaError if that is not even one page.
 
         Steps that fit ``buckets`` are captured by ``warm_up``, without which they must not be given.
         """
+        assert not state.needs_checkpoints, "states beside pages of all tokens have no allocator yet"
+        kv = state.full
         num_pages = arena.free_bytes // kv.page_bytes
         allocator = PageAllocator(arena.take(max(num_pages, 1) * kv.page_bytes), kv)
         self._settings = settings
@@ -101,6 +104,7 @@ class Engine:
         self._scheduler = Scheduler(
             allocator,
             page_tokens=kv.page_tokens,
+            page_bytes=kv.page_bytes,
             max_num_seqs=settings.max_num_seqs,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens,
@@ -110,12 +114,13 @@ class Engine:
         self._stepper = Stepper(
             executor=executor,
             backend=backend,
+            arena=arena.bytes,
+            num_groups=len(state.groups),
             largest=StepShape(settings.max_step_tokens, settings.max_num_seqs, settings.max_num_seqs),
             max_pages=kv.pages_for(self._max_tokens),
             max_seq_tokens=self._max_tokens,
             buckets=buckets or Buckets(),
             vocab=settings.vocab,
-            pages=Pages(arena, kv),
             history=settings.processors,
         )
         # Behind what was launched until now: the contents of weights, arena and slots.

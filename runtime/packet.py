@@ -25,9 +25,9 @@ from treadle.graph.packet import (
 )
 from treadle.graph.state import round_up
 from treadle.kernels.backend.protocol import Backend
+from treadle.runtime.plan import ByteCopy, Chunk, Plan
 from treadle.runtime.processors import RowProcessors
 from treadle.runtime.sampler import Needs
-from treadle.runtime.scheduler import Chunk, Plan
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.slot_load import SlotLoad, fork_load, slot_load
 
@@ -53,8 +53,10 @@ class Packet(NamedTuple):
     """which of NUM_STAGES sets of host memory is this step's"""
     loads: tuple[SlotLoad, ...] = ()
     """what slots get before the step"""
-    copies: tuple[tuple[int, int], ...] = ()
-    """pages that are copied behind the program: from, to"""
+    before: tuple[ByteCopy, ...] = ()
+    """what is copied inside the arena before the program runs"""
+    after: tuple[ByteCopy, ...] = ()
+    """and behind it"""
     scored: Scored | None = None
     processed: tuple[Processed, ...] = ()
     """the rows of logits that are changed in Python"""
@@ -96,7 +98,10 @@ class PacketWriter:
     def __init__(
         self, backend: Backend, buckets: Buckets, largest: StepShape, *, max_pages: int, nobody: int, vocab: int
     ) -> None:
-        """``largest`` is what an uncaptured step may have; ``nobody`` the slot that padding points at."""
+        """``largest`` is what an uncaptured step may have; ``nobody`` the slot that padding points at.
+
+        ``max_pages``: of a sequence in all groups of states together.
+        """
         bound = largest_shape(largest, buckets)
         self.capacity = packet_capacity(bound, max_pages)
         """int32 of the largest packet"""
@@ -133,12 +138,16 @@ class PacketWriter:
             self._write_mixed(stage, at, shape, plan)
         end = self._write_news(stage, at, plan)
         made = Packet(stage.data[:end], shape, bucket is not None, len(sampled), needs_of(sampled), self._turn)
-        return made if not (made.needs.adjusted or chunks) else self._with_extras(made, plan, sampled)
+        extras = made.needs.adjusted or chunks or plan.before or plan.after or plan.blocks
+        return self._with_extras(made, plan, sampled) if extras else made
 
     def _with_extras(self, packet: Packet, plan: Plan, sampled: list[Sequence]) -> Packet:
         """Add what only some requests need, beside the packet itself."""
         loads = [slot_load(seq, self._vocab) for seq in plan.admitted]
-        loads += [fork_load(seq, admission(seq), self._vocab) for seq in plan.forks]
+        loads += [
+            fork_load(seq, admission(seq), pages, self._vocab) for seq, pages in zip(plan.forks, plan.fork_tables)
+        ]
+        loads += [SlotLoad(slot=slot, arrays={}, block=block) for slot, block in plan.blocks]
         processed = tuple(
             Processed(row, seq.slot or 0, seq.computed, row < len(plan.decodes), seq.processors)
             for row, seq in enumerate(sampled)
@@ -146,7 +155,8 @@ class PacketWriter:
         )
         return packet._replace(
             loads=tuple(load for load in loads if load is not None),
-            copies=tuple(plan.copies),
+            before=tuple(plan.before),
+            after=tuple(plan.after),
             scored=scored_of(plan),
             processed=processed,
         )
@@ -238,18 +248,20 @@ class PacketWriter:
                     continue
                 ints[at.admission_at + index] = end
                 stage.longs[end // 2 : end // 2 + SLOT_WIDTH] = admission(seq)
-                end = self._write_pages(ints, at, index, 0, seq.pages, end + 2 * SLOT_WIDTH)
-        for row, first, page in plan.grown:
-            end = self._write_pages(ints, at, row, first, (page,), end)
+                end += 2 * SLOT_WIDTH
+        for row, first, pages in plan.tables:
+            end = self._write_pages(ints, at, row, first, pages, end)
         return end
 
     @staticmethod
-    def _write_pages(ints: Ints, at: Sections, index: int, first: int, pages: Rows[int], end: int) -> int:
+    def _write_pages(ints: Ints, at: Sections, index: int, first: int, pages: Rows[Rows[int]], end: int) -> int:
         ints[at.page_first + index] = first
-        ints[at.page_count + index] = len(pages)
+        ints[at.page_count + index] = len(pages[0])
         ints[at.page_at + index] = end
-        ints[end : end + len(pages)] = pages
-        return round_up(end + len(pages), 2)
+        for group in pages:
+            ints[end : end + len(group)] = group
+            end += len(group)
+        return round_up(end, 2)
 
 
 def _tokens(chunk: Chunk) -> Ints:
@@ -276,6 +288,7 @@ def admission(seq: Sequence) -> Longs:
     floats[2 * Column.REPETITION] = params.repetition_penalty
     row[Column.NUM_BIASES] = len(params.logit_bias or ())
     row[Column.CONTROLS] = int(seq.controls)
+    row[Column.BLOCK] = seq.block_offset
     row[Column.STOPS :] = stops[0]
     row[Column.STOPS : Column.STOPS + len(stops)] = stops
     assert len(stops) <= MAX_STOPS

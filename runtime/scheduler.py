@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
+from treadle.runtime.plan import ByteCopy, Chunk, Plan
 from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.pages import PageAllocator
@@ -21,61 +21,6 @@ CALM_PAGES = 8
 
 class QueueFull(RuntimeError):
     """The bounded queue takes no more requests now (HTTP 429); says its length."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """Known tokens [start, start + count) of a sequence, computed in one step; the last chunk samples a token."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-    forks: tuple[Sequence, ...] = ()
-    """sequences of its group that begin to decode with it: the same prompt, a token of their own"""
-
-    @property
-    def scored(self) -> range:
-        """Positions whose logits are wanted for the log-probability of the prompt's next token."""
-        sequence = self.sequence
-        if sequence.params.prompt_logprobs is None:
-            return range(0)
-        return range(max(self.start, sequence.prompt_from), min(self.start + self.count, sequence.prompt_len - 1))
-
-
-@dataclass
-class Plan:
-    """What one step does. Rows stand in this order: decodes, then chunks."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    """sequences that got a slot since the last step"""
-    grown: list[tuple[int, int, int]] = field(default_factory=list)
-    """new entries of page tables: which decode, index, page"""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """pages to copy once the step's tokens are in them: from, to"""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens fed to the program."""
-        return len(self.decodes) + sum(chunk.count for chunk in self.chunks)
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """One for each row of the page table."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks]
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """One for each row of logits: decodes, last chunks, forks."""
-        last = [chunk.sequence for chunk in self.chunks if chunk.samples]
-        return self.decodes + last + self.forks
-
-    @property
-    def forks(self) -> list[Sequence]:
-        """Sequences that sample from the logits of another one's chunk."""
-        return [fork for chunk in self.chunks for fork in chunk.forks]
 
 
 DECODES_A_PROMPT = 16
@@ -113,6 +58,7 @@ class Scheduler:
         allocator: PageAllocator,
         *,
         page_tokens: int,
+        page_bytes: int,
         max_num_seqs: int,
         max_step_tokens: int,
         chunk_tokens: int,
@@ -128,7 +74,7 @@ class Scheduler:
         self.preemptions = 0
         self.query_tokens = 0
         self.hit_tokens = 0
-        self._page_tokens = page_tokens
+        self._page_tokens, self._page_bytes = page_tokens, page_bytes
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = chunk_tokens
         self._attention_tokens = attention_tokens
@@ -166,6 +112,7 @@ class Scheduler:
                 break
             sequence = self.waiting.popleft()
             plan.admitted.append(sequence)
+            plan.tables.append((len(plan.decodes) + len(plan.chunks), 0, (sequence.pages,)))
             self._plan_chunk(plan, sequence, room)
         for sequence in (*plan.sequences, *plan.forks):
             sequence.in_flight += 1
@@ -268,7 +215,8 @@ class Scheduler:
             self.allocator.share(leader.pages[:full])
             sequence.pages = leader.pages[:full] + self._take(bool(rest), sequence)
             if rest:
-                plan.copies.append((leader.pages[full], sequence.pages[full]))
+                plan.after.append(ByteCopy(leader.pages[full], sequence.pages[full], self._page_bytes))
+            plan.fork_tables.append((sequence.pages,))
             sequence.slot = self._slots.pop()
             sequence.computed = sequence.prefill_end = leader.prompt_len
             self.running.append(sequence)
@@ -342,7 +290,7 @@ class Scheduler:
             if victim is sequence:
                 return False
         page = self._take(1, sequence)[0]
-        plan.grown.append((len(plan.decodes), len(sequence.pages), page))
+        plan.tables.append((len(plan.decodes), len(sequence.pages), ((page,),)))
         sequence.pages.append(page)
         return True
 

@@ -91,6 +91,8 @@ class Sequence:
 
         self.slot: int | None = None
         self.pages: list[int] = []
+        self.block_offset = 0
+        """where its block of fixed-size states begins, in units of 256 bytes"""
         self.node: Node | None = None
         """where its pages end in the prefix tree, locked while it runs"""
         self.computed = 0

@@ -5,6 +5,7 @@ Most admissions have nothing of it. No torch here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +27,10 @@ class SlotLoad:
     slot: int
     arrays: dict[str, Array]
     """by the name of a field of ``Controls``"""
-    pages: tuple[int, ...] = ()
-    """its page table, where the packet does not bring it; ``arrays`` then has its row too"""
+    pages: tuple[tuple[int, ...], ...] = ()
+    """its pages of each group, where the packet does not bring them; ``arrays`` then has its row too"""
+    block: int | None = None
+    """where its block has moved to, in units of 256 bytes"""
     history: Array | None = field(default=None)
     """int32, every token known, for processors"""
 
@@ -53,13 +56,13 @@ def slot_load(sequence: Sequence, vocab: int) -> SlotLoad | None:
     return SlotLoad(slot=sequence.slot, arrays=arrays, history=history)
 
 
-def fork_load(sequence: Sequence, row: Array, vocab: int) -> SlotLoad:
+def fork_load(sequence: Sequence, row: Array, pages: Sequences[Sequences[int]], vocab: int) -> SlotLoad:
     """Return all content of the slot of a forked sequence: its ``row``, its pages, and what ``slot_load`` gives."""
     assert sequence.slot is not None, "a forked sequence has a slot"
     more = slot_load(sequence, vocab)
     arrays = {"rows": row} if more is None else {"rows": row, **more.arrays}
     history = None if more is None else more.history
-    return SlotLoad(slot=sequence.slot, arrays=arrays, pages=tuple(sequence.pages), history=history)
+    return SlotLoad(slot=sequence.slot, arrays=arrays, pages=tuple(map(tuple, pages)), history=history)
 
 
 def _counts(sequence: Sequence, vocab: int) -> Array:

@@ -21,18 +21,18 @@ class Slots:
     """Device arrays over ``num_slots`` sequences; the host never reads them.
 
     One slot more belongs to nobody: it is never active, all its pages are the scratch page, and padding points at it.
-    Shapes: rows [num_slots + 1, SLOT_WIDTH] int64; page_table [num_slots + 1, max_pages] int32; history, where there
-    are processors that want it, [num_slots + 1, max_len] int32.
+    Shapes: rows [num_slots + 1, SLOT_WIDTH] int64; page_tables [num_slots + 1, num_groups, max_pages] int32; history,
+    where there are processors that want it, [num_slots + 1, max_len] int32.
     """
 
     def __init__(
-        self, num_slots: int, max_pages: int, backend: Backend, *, vocab: int, history_tokens: int = 0
+        self, num_slots: int, num_groups: int, max_pages: int, backend: Backend, *, vocab: int, history_tokens: int = 0
     ) -> None:
         device = backend.device
         self._backend = backend
         self.nobody = num_slots
         self.rows = torch.zeros(num_slots + 1, SLOT_WIDTH, dtype=torch.int64, device=device)
-        self.page_table = torch.zeros(num_slots + 1, max_pages, dtype=torch.int32, device=device)
+        self.page_tables = torch.zeros(num_slots + 1, num_groups, max_pages, dtype=torch.int32, device=device)
         self.controls = new_controls(self.rows, vocab)
         self.history = torch.zeros(num_slots + 1, history_tokens, dtype=torch.int32, device=device)
 
@@ -40,8 +40,10 @@ class Slots:
         """Take in what comes beside the packet. Must be called on the stream, before the packet's step."""
         for name, array in load.arrays.items():
             self._send(getattr(self.controls, name)[load.slot], array)
-        if load.pages:
-            self._send(self.page_table[load.slot], np.array(load.pages, np.int32))
+        for table, pages in zip(self.page_tables[load.slot], load.pages):
+            self._send(table, np.array(pages, np.int32))
+        if load.block is not None:
+            self._send(self.rows[load.slot, Column.BLOCK :], np.array([load.block], np.int64))
         if load.history is not None:
             self._send(self.history[load.slot], load.history)
 

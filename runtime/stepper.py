@@ -16,6 +16,7 @@ from torch import Tensor
 from treadle.graph.buckets import Buckets
 from treadle.graph.packet import MAX_ASKED, Column, StepShape, sections
 from treadle.graph.program import StepInputs
+from treadle.graph.state import UNIT_BYTES
 from treadle.graph.target import Target
 from treadle.kernels import registry
 from treadle.kernels.adjust_logits import note_tokens
@@ -23,11 +24,11 @@ from treadle.kernels.backend.protocol import Backend, Stream
 from treadle.kernels.sample import token_kernels
 from treadle.runtime.capture import CapturedStep, capture_step
 from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter, Processed, Scored
+from treadle.runtime.plan import ByteCopy
 from treadle.runtime.request import MAX_LOGPROBS
 from treadle.runtime.sampler import VARIANTS, Changes, Samples, Scores, sample, score, variant
 from treadle.runtime.sequence import Needs
 from treadle.runtime.slots import Slots
-from treadle.runtime.state.arena import Pages
 
 KINDS_OF_TOKENS = (8191, 1024, 1023, 640, 641)
 KINDS_OF_SEQS = (1, 3, 16)
@@ -54,26 +55,30 @@ class Stepper:
     """Owns the slots, the device's packet, and the buffers of what was sampled, on the device and on the host."""
 
     def __init__(
-        self, *, executor: Executor, backend: Backend, largest: StepShape, max_pages: int, max_seq_tokens: int,
-        buckets: Buckets, vocab: int, pages: Pages, history: bool,
+        self, *, executor: Executor, backend: Backend, arena: Tensor, largest: StepShape, num_groups: int,
+        max_pages: int, max_seq_tokens: int, buckets: Buckets, vocab: int, history: bool,
     ) -> None:  # fmt: skip
         """``largest`` bounds the steps that are asked for; ``max_seq_tokens`` the length of a sequence.
 
-        With ``history`` slots remember every token, for processors.
+        ``max_pages``: of a sequence in each of ``num_groups`` groups of states, all in the bytes ``arena``. With
+        ``history`` slots remember every token, for processors.
         """
         self.executor = executor
-        self._pages = pages
+        self._arena = arena
         self._backend = backend
         self._largest, self._buckets, self._max_seq_tokens = largest, buckets, max_seq_tokens
         self._slots = Slots(
-            largest.num_seqs, max_pages, backend, vocab=vocab, history_tokens=max_seq_tokens if history else 0
-        )
+            largest.num_seqs, num_groups, max_pages, backend, vocab=vocab,
+            history_tokens=max_seq_tokens if history else 0,
+        )  # fmt: skip
         self.writer = PacketWriter(
-            backend, buckets, largest, max_pages=max_pages, nobody=self._slots.nobody, vocab=vocab
+            backend, buckets, largest, max_pages=num_groups * max_pages, nobody=self._slots.nobody, vocab=vocab
         )
         bound = self.writer.bound
         self._packet = torch.zeros(self.writer.capacity, dtype=torch.int32, device=backend.device)
-        self._page_table = torch.zeros(bound.num_seqs, max_pages, dtype=torch.int32, device=backend.device)
+        tables = (num_groups, bound.num_seqs, max_pages)
+        self._page_tables = torch.zeros(tables, dtype=torch.int32, device=backend.device)
+        self._blocks = torch.zeros(bound.num_seqs, dtype=torch.int32, device=backend.device)
         self._out = _samples(lambda n: torch.zeros(n, dtype=torch.uint8, device=backend.device), bound.num_rows)
         self._host = [_samples(backend.host, bound.num_rows) for _ in range(NUM_STAGES)]
         target = Target(device=backend.name, features=backend.features)
@@ -90,15 +95,21 @@ class Stepper:
         self._send(packet)
         for load in packet.loads:
             self._slots.load(load)
+        self._copy(packet.before)
         special = packet.scored is not None or packet.processed
         scored = None
         if packet.captured and not special:
             self._captured[packet.shape].replay(variant(packet.needs))
         else:
             scored = self._launch(packet)
-        for source, target in packet.copies:
-            self._pages.copy(source, target)
+        self._copy(packet.after)
         return self._receive(packet, scored)
+
+    def _copy(self, copies: Sequence[ByteCopy]) -> None:
+        """Copy inside the arena, one after the other."""
+        for source, target, num_bytes in copies:
+            there, here = target * UNIT_BYTES, source * UNIT_BYTES
+            self._arena[there : there + num_bytes].copy_(self._arena[here : here + num_bytes])
 
     def _launch(self, packet: Packet) -> Scores | None:
         """Do a step, or part of it, op by op; return what its prompts' tokens scored."""
@@ -175,7 +186,8 @@ class Stepper:
         self._captured[packet.shape] = capture_step(self._backend, packet.shape, self._forward, self._finish)
 
     def _begin_step(self, shape: StepShape) -> None:
-        self._begin(self._slots.rows, self._slots.page_table, self._packet, self._page_table, *shape)
+        slots = self._slots
+        self._begin(slots.rows, slots.page_tables, self._packet, self._page_tables, self._blocks, *shape)
 
     def _forward(self, shape: StepShape) -> Tensor:
         self._begin_step(shape)
@@ -191,7 +203,8 @@ class Stepper:
             seq_ids=packet[at.seq_ids : at.seq_ids + tokens],
             q_starts=packet[at.q_starts : at.q_starts + seqs + 1],
             kv_lens=packet[at.kv_lens : at.kv_lens + seqs],
-            page_table=self._page_table[:seqs],
+            page_tables=self._page_tables[:, :seqs],
+            blocks=self._blocks[:seqs],
             logit_rows=wide[at.logit_rows // 2 : at.logit_rows // 2 + rows],
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treadle.graph.buckets import assign_buckets
 from treadle.graph.program import StepInputs
-from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV
+from treadle.graph.state import UNIT_BYTES, LayerKV, PagedKV, State
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.request import Output, Request, SamplingParams, spread
@@ -24,6 +24,7 @@ from treadle.runtime.state.arena import Arena, arena_bytes
 VOCAB = 24
 PAGE_TOKENS = 4
 KV = PagedKV(name="full", layers=(LayerKV(kv_heads=1, k_dim=2, v_dim=2),), dtype="float32", page_tokens=PAGE_TOKENS)
+STATE = State(groups=(KV,))
 _WRITTEN = 1 << 40
 
 
@@ -73,7 +74,7 @@ class HistoryModel:
             raise ArithmeticError("the program broke")
         for token, position, row in zip(inputs.token_ids.tolist(), inputs.positions.tolist(), inputs.seq_ids.tolist()):
             if position >= 0:
-                self._cells[self._at(inputs.page_table, row, position)] = _WRITTEN + position * VOCAB + token
+                self._cells[self._at(inputs.page_tables[0], row, position)] = _WRITTEN + position * VOCAB + token
         return self._head(inputs, inputs.logit_rows)
 
     def trunk(self, inputs: StepInputs) -> Callable[[Tensor], Tensor]:
@@ -92,7 +93,7 @@ class HistoryModel:
         assert position < int(inputs.kv_lens[row])
         state = 0
         for each in range(position + 1):
-            cell = int(self._cells[self._at(inputs.page_table, row, each)])
+            cell = int(self._cells[self._at(inputs.page_tables[0], row, each)])
             assert cell >= _WRITTEN, "a history has a hole"
             stored, token = divmod(cell - _WRITTEN, VOCAB)
             if token == self._poison:
@@ -112,10 +113,10 @@ class HistoryModel:
         assert inputs.q_starts.tolist()[0] == 0
         end = inputs.q_starts.tolist()[-1]
         assert set(inputs.positions[end:num_tokens].tolist()) <= {-1}
-        assert inputs.page_table.shape[0] == num_seqs == len(inputs.q_starts) - 1
+        assert inputs.page_tables.shape[1] == num_seqs == len(inputs.q_starts) - 1
         assert inputs.token_ids.dtype == inputs.positions.dtype == inputs.logit_rows.dtype == torch.int64
         assert inputs.seq_ids.dtype == inputs.q_starts.dtype == inputs.kv_lens.dtype == torch.int32
-        assert inputs.page_table.dtype == torch.int32
+        assert inputs.page_tables.dtype == inputs.blocks.dtype == torch.int32
         for row, (begin, end) in enumerate(zip(inputs.q_starts[:-1].tolist(), inputs.q_starts[1:].tolist())):
             assert set(inputs.seq_ids[begin:end].tolist()) <= {row}
             length = int(inputs.kv_lens[row])
@@ -137,7 +138,7 @@ class Bench:
         limits = EngineSettings(**options)
         buckets = assign_buckets(limits.max_num_seqs, limits.max_step_tokens) if captured else None
         self.engine = Engine(
-            executor=self.model, backend=backend, arena=self.arena, kv=KV, settings=limits, buckets=buckets
+            executor=self.model, backend=backend, arena=self.arena, state=STATE, settings=limits, buckets=buckets
         )
         if captured:
             self.model.warming = True

@@ -15,6 +15,7 @@ from treadle.graph.family import family_for, load_spec
 from treadle.graph.ir import Graph
 from treadle.graph.program import Executable, StepInputs
 from treadle.graph.source import open_source
+from treadle.graph.state import BLOCK, Slot
 from treadle.kernels import registry
 from treadle.runtime.weights import load_weights
 
@@ -35,10 +36,19 @@ def program(model: Tiny, search: Sequence[Path] = (), family: str = "", dtype: s
     """Return that graph, ready to run one sequence."""
     registry.load_all()
     checkpoint, graph = graph_of(model, search, family, dtype)
-    histories = [
-        torch.zeros(1, LENGTH, kv.kv_heads, kv.k_dim + kv.v_dim, dtype=graph.dtype) for kv in graph.state.layers
-    ]
-    return Executable(graph, load_weights(graph.weights, checkpoint), histories)
+    return Executable(graph, load_weights(graph.weights, checkpoint), empty_states(graph, 1, LENGTH))
+
+
+def empty_states(graph: Graph, sequences: int, length: int) -> dict[Slot, Tensor]:
+    """Return what a MODEL-level graph keeps of sequences that have not begun; nothing may read their blocks: poison."""
+    states: dict[Slot, Tensor] = {}
+    for number, group in enumerate(graph.state.groups):
+        for index, kv in enumerate(group.layers):
+            shape = (sequences, length, kv.kv_heads, kv.k_dim + kv.v_dim)
+            states[Slot(number, index)] = torch.zeros(shape, dtype=graph.dtype)
+    for index, part in enumerate(graph.state.block.parts if graph.state.block is not None else ()):
+        states[Slot(BLOCK, index)] = torch.full((sequences, part.nbytes), 0xFF, dtype=torch.uint8)
+    return states
 
 
 def logits(executable: Executable, ids: list[int], chunks: list[int]) -> Tensor:
@@ -52,7 +62,8 @@ def logits(executable: Executable, ids: list[int], chunks: list[int]) -> Tensor:
             seq_ids=torch.zeros(size, dtype=torch.int32),
             q_starts=torch.tensor([0, size], dtype=torch.int32),
             kv_lens=torch.tensor([end], dtype=torch.int32),
-            page_table=torch.zeros(1, LENGTH // 4, dtype=torch.int32),
+            page_tables=torch.zeros(executable.num_groups, 1, LENGTH // 4, dtype=torch.int32),
+            blocks=torch.zeros(1, dtype=torch.int32),
             logit_rows=torch.arange(size),
         )
         rows.append(executable.forward(step))

@@ -49,18 +49,6 @@ class Arena:
         return slab
 
 
-class Pages:
-    """The bytes of pages, by their handles."""
-
-    def __init__(self, arena: Arena, kv: PagedKV) -> None:
-        self._bytes, self._page_bytes = arena.bytes, kv.page_bytes
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy all that a page holds, of every layer, to another one. Must be called on the stream."""
-        there, here = target * UNIT_BYTES, source * UNIT_BYTES
-        self._bytes[there : there + self._page_bytes].copy_(self._bytes[here : here + self._page_bytes])
-
-
 def arena_bytes(kv: PagedKV, num_pages: int) -> int:
     """Return the bytes of an arena that gives ``num_pages`` pages of ``kv`` to sequences, its scratch page included."""
     return (1 + num_pages) * kv.page_bytes

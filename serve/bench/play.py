@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from treadle.runtime.request import Output, Request, SamplingParams
+from treadle.runtime.request import Output, Request, SamplingParams, Stats
 
 
 @dataclass
@@ -18,6 +18,8 @@ class Trace:
 
     arrival_s: float
     token_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """the answer itself, from engines that give it"""
 
     @property
     def ttft_s(self) -> float:
@@ -48,6 +50,14 @@ class Player(Protocol):
         ...
 
 
+class CountingPlayer(Player, Protocol):
+    """An engine that also says what it computed."""
+
+    def computed_tokens(self) -> int:
+        """Return how many tokens were fed to the program so far, those of prompts and of answers alike."""
+        ...
+
+
 class StepEngine(Protocol):
     """What playing needs of treadle's engine."""
 
@@ -64,6 +74,10 @@ class StepEngine(Protocol):
         """Run one step and return new tokens."""
         ...
 
+    def stats(self) -> Stats:
+        """Return gauges and counters."""
+        ...
+
 
 class EnginePlayer:
     """Plays on an engine in this process, timed from outside of it."""
@@ -71,6 +85,10 @@ class EnginePlayer:
     def __init__(self, engine: StepEngine, temperature: float = 0.0) -> None:
         self._engine, self._temperature = engine, temperature
         self._played = 0
+
+    def computed_tokens(self) -> int:
+        """Return how many tokens were fed to the program so far."""
+        return self._engine.stats().computed_tokens
 
     def play(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, at_s: Sequence[float] | None = None
@@ -94,4 +112,5 @@ class EnginePlayer:
                 if output.error is not None:
                     raise RuntimeError(f"request {output.id} failed: {output.error}")
                 traces[output.id].token_s += [now_s] * len(output.token_ids)
+                traces[output.id].tokens += output.token_ids
         return list(traces.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -51,6 +52,8 @@ class FigureResult(msgspec.Struct, frozen=True, kw_only=True):
     def ratio(self, other: float) -> float:
         """Return how many times better treadle is than ``other``."""
         ours = self.engines[OURS].median
+        if not ours:
+            return 0.0 if self.higher_is_better else math.inf
         return ours / other if self.higher_is_better else other / ours
 
 

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from treadle.conf.errors import ConfigError
-from treadle.conf.recipe import Arrivals, Decode, Prefill, Row, SharedPrefix, Start, Throughput
-from treadle.serve.bench.play import Player, Trace
+from treadle.conf.recipe import (
+    Arrivals,
+    Decode,
+    Prefill,
+    Returning,
+    Row,
+    Sessions,
+    SharedPrefix,
+    Start,
+    Throughput,
+)
+from treadle.serve.bench.play import CountingPlayer, Player, Trace
+from treadle.serve.bench.quantiles import quantile
+from treadle.serve.bench.sessions import measure_return, measure_sessions
 
 Prompts = list[list[int]]
 
@@ -44,8 +57,18 @@ def measure(row: Row, player: Player, vocab: int, seed: int) -> dict[str, float]
             while len(at_s) < row.requests:
                 at_s.append(at_s[-1] + draw.expovariate(row.rate))
             return percentiles(player.play(prompts(row.requests, row.prompt), row.output, at_s))
+        case Sessions():
+            return measure_sessions(row, counting(player), vocab, draw)
+        case Returning():
+            return measure_return(row, counting(player), vocab, draw)
         case Start():
             raise AssertionError("a start is measured on a process of its own")
+
+
+def counting(player: Player) -> CountingPlayer:
+    """Return a player that says what it computed; rows that need it are played on treadle alone."""
+    assert hasattr(player, "computed_tokens"), "rivals do not say what they compute"
+    return cast(CountingPlayer, player)
 
 
 def span(traces: Sequence[Trace]) -> float:
@@ -84,15 +107,6 @@ def percentiles(traces: Sequence[Trace]) -> dict[str, float]:
     }
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` of ``values`` lie, between neighbours by their distance."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def check_fits(rows: Mapping[str, Row], *, max_len: int, max_num_seqs: int, max_queue: int) -> None:
     """Raise ConfigError for the first row that the deployment cannot run as it is meant, naming what would let it."""
     for name, row in rows.items():
@@ -128,3 +142,7 @@ def needs(row: Row) -> tuple[int, int]:
             return row.requests, row.prompt + row.output
         case SharedPrefix():
             return row.requests, row.shared + row.own + row.output
+        case Sessions():
+            return row.parallel, row.length
+        case Returning():
+            return 1, row.context + row.user + 4

@@ -109,7 +109,7 @@ def test_a_mistake_is_found_when_the_configuration_is_composed():
 
 def test_units_follow_from_names():
     given = {name for kind in WORKLOADS.values() for name in kind.gives}
-    assert {unit(name) for name in given} == {"ms", "s", "tok/s"}
+    assert {unit(name) for name in given} == {"ms", "pct", "s", "tok/s"}
     assert {name for name in given if higher_is_better(name)} == {"prompt_tok_s", "output_tok_s"}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from oracle_graph import empty_states
 from torch import Tensor
 from toy import HIDDEN, VOCAB, Toy, load
 
@@ -33,8 +34,7 @@ def run(spec: ModelSpec, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     wanted = {name: item for name, item in expected(spec).items() if item.required}
     graph = build(spec, wanted, BuildOptions(dtype="float32", max_len=64, page_tokens=4))
     weights = load(graph.weights)
-    (kv,) = graph.state.layers
-    executable = Executable(graph, weights, [torch.zeros(1, 64, kv.kv_heads, kv.k_dim + kv.v_dim)])
+    executable = Executable(graph, weights, empty_states(graph, 1, 64))
     rows = []
     for start, end in ((0, 9), (9, T)):
         count = end - start
@@ -46,7 +46,8 @@ def run(spec: ModelSpec, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                     seq_ids=torch.zeros(count, dtype=torch.int32),
                     q_starts=torch.tensor([0, count], dtype=torch.int32),
                     kv_lens=torch.tensor([end], dtype=torch.int32),
-                    page_table=torch.zeros(1, 16, dtype=torch.int32),
+                    page_tables=torch.zeros(1, 1, 16, dtype=torch.int32),
+                    blocks=torch.zeros(1, dtype=torch.int32),
                     logit_rows=torch.arange(count),
                 )
             )

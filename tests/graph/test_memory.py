@@ -22,13 +22,14 @@ from treadle.graph.footprint import (
     RUNTIME_BYTES,
     WIDENED_BYTES,
     attention_tokens,
-    kv_state,
     largest,
     token_weight_bytes,
 )
+from treadle.graph.layer_state import state_of
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import ModelSpec
+from treadle.graph.state import StateBuilder
 from treadle.graph.weights import RopeRows
 from treadle.passes.quantize import Quantize
 
@@ -127,7 +128,7 @@ def test_weights_are_exact(name: str, quantize: str) -> None:
     ropes = sum(expr.nbytes for expr in graph.weights if isinstance(expr, RopeRows))
     assert bytes_of(made, "tables", "rope") == ropes
     assert bytes_of(made, "weights") == graph.weight_bytes - ropes
-    assert made.kv == graph.state
+    assert made.state == graph.state
 
 
 def test_int8_halves_weights_and_names_scales() -> None:
@@ -305,7 +306,7 @@ def test_a_plan_never_takes_more_than_there_is(memory: int, length: int, seqs: i
 
 def test_state_lists_layers_in_order() -> None:
     spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
-    state = kv_state(spec, "float32", 8)
+    state = state_of(spec, {}, StateBuilder("float32", 8)).full
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
 
 

@@ -33,14 +33,15 @@ def graphs(cache: Path) -> tuple[Graph, Graph]:
 
 
 def step(graph: Graph, num_tokens: int) -> StepInputs:
-    pages = graph.state.pages_for(64)
+    pages = graph.state.full.pages_for(64)
     return StepInputs(
         token_ids=torch.arange(num_tokens) % VOCAB,
         positions=torch.arange(num_tokens),
         seq_ids=torch.zeros(num_tokens, dtype=torch.int32),
         q_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
         kv_lens=torch.tensor([num_tokens], dtype=torch.int32),
-        page_table=(torch.arange(pages, dtype=torch.int32).unsqueeze(0) + 1) * graph.state.page_units,
+        page_tables=(torch.arange(pages, dtype=torch.int32).view(1, 1, -1) + 1) * graph.state.full.page_units,
+        blocks=torch.zeros(1, dtype=torch.int32),
         logit_rows=torch.arange(num_tokens),
     )
 
@@ -49,7 +50,7 @@ def step(graph: Graph, num_tokens: int) -> StepInputs:
 def test_compiled_equals_uncompiled_for_any_number_of_tokens(graphs: tuple[Graph, Graph], num_tokens: int) -> None:
     logits = []
     for graph in graphs:
-        arena = torch.zeros(20 * graph.state.page_bytes, dtype=torch.uint8)
+        arena = torch.zeros(20 * graph.state.full.page_bytes, dtype=torch.uint8)
         logits.append(Executable(graph, load(graph.weights), arena).forward(step(graph, num_tokens)))
     assert row_error(*logits) < 2e-5
 
@@ -65,7 +66,7 @@ def test_artifacts_are_kept_and_reused(
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", refuse)
     again = Compile(target=TARGET, cache=str(cache))(lowered)
-    arena = torch.zeros(20 * lowered.state.page_bytes, dtype=torch.uint8)
+    arena = torch.zeros(20 * lowered.state.full.page_bytes, dtype=torch.uint8)
     assert Executable(again, load(again.weights), arena).forward(step(again, 5)).isfinite().all()
 
 

@@ -22,7 +22,7 @@ def before(toy: Toy, dtype: str = "float32") -> Graph:
 
 def test_norms_of_heads_join_rope_and_cache_write() -> None:
     graph = before(Toy(qk_norm=QKNorm(eps=1e-5)))
-    state = "arena, page_table, seq_ids, positions, layer_offset, 4, 'half', 'head'"
+    state = "arena, page_table, seq_ids, positions, kv_offset, 4, 'half', 'head'"
     assert [line for line in lines(graph) if "op.norm" in line or "cache_write" in line][:3] == [
         "attn_q_norm = op.norm(attn_q_heads, attn_q_norm_weight, None, 'rms', 1e-05, False, 1, 'after')",
         "attn_k_norm = op.norm(attn_k_heads, attn_k_norm_weight, None, 'rms', 1e-05, False, 1, 'after')",

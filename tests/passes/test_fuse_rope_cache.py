@@ -13,9 +13,9 @@ def test_rope_and_cache_write_become_one_op() -> None:
     assert [line for line in lines(before) if "op.rope" in line or "cache_write" in line] == [
         "attn_q_rope = op.rope(attn_q_heads, positions, rope_table, 'half', 'head')",
         "attn_k_rope = op.rope(attn_k_heads, positions, rope_table, 'half', 'head')",
-        "op.cache_write(attn_k_rope, attn_v_heads, arena, page_table, seq_ids, positions, layer_offset, 4)",
+        "op.cache_write(attn_k_rope, attn_v_heads, arena, page_table, seq_ids, positions, kv_offset, 4)",
     ]
-    state = "arena, page_table, seq_ids, positions, layer_offset, 4, 'half', 'head'"
+    state = "arena, page_table, seq_ids, positions, kv_offset, 4, 'half', 'head'"
     assert [line for line in lines(after) if "op.rope" in line or "cache_write" in line] == [
         f"attn_q_rope = op.rope_cache_write(attn_q_heads, attn_k_heads, attn_v_heads, rope_table, {state})"
     ]

@@ -12,9 +12,9 @@ from treadle.graph.program import StepInputs
 from treadle.kernels import registry
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.packet import NUM_STAGES, Packet, PacketWriter
+from treadle.runtime.plan import Chunk, Plan
 from treadle.runtime.request import MAX_LOGPROBS, Request, SamplingParams
 from treadle.runtime.sampler import VARIANTS, variant
-from treadle.runtime.scheduler import Chunk, Plan
 from treadle.runtime.sequence import Needs, Sequence
 from treadle.runtime.slots import Slots
 
@@ -34,15 +34,16 @@ def sequence(name: str, prompt: list[int], slot: int, pages: list[int], **params
 class Device:
     """Does to a packet what the stepper does around the program; ``padded``: to buckets."""
 
-    def __init__(self, padded: bool) -> None:
-        self.slots = Slots(NUM_SLOTS, MAX_PAGES, CpuBackend(threads=1), vocab=VOCAB)
+    def __init__(self, padded: bool, groups: int = 1) -> None:
+        self.slots = Slots(NUM_SLOTS, groups, MAX_PAGES, CpuBackend(threads=1), vocab=VOCAB)
         buckets = BUCKETS if padded else Buckets()
         largest = StepShape(32, NUM_SLOTS, NUM_SLOTS)
         self.writer = PacketWriter(
-            CpuBackend(threads=1), buckets, largest, max_pages=MAX_PAGES, nobody=self.slots.nobody, vocab=VOCAB
+            CpuBackend(threads=1), buckets, largest, max_pages=groups * MAX_PAGES, nobody=self.slots.nobody, vocab=VOCAB
         )
         self.memory = torch.zeros(self.writer.capacity, dtype=torch.int32)
-        self.page_table = torch.zeros(NUM_SLOTS, MAX_PAGES, dtype=torch.int32)
+        self.page_tables = torch.zeros(groups, NUM_SLOTS, MAX_PAGES, dtype=torch.int32)
+        self.blocks = torch.zeros(NUM_SLOTS, dtype=torch.int32)
         self.packet: Packet | None = None
 
     def begin(self, plan: Plan) -> StepInputs:
@@ -52,7 +53,7 @@ class Device:
         packet = self.packet = self.writer.write(plan)
         self.memory[: len(packet.data)] = packet.data
         torch.ops.treadle.begin_step(
-            self.slots.rows, self.slots.page_table, self.memory, self.page_table, *packet.shape
+            self.slots.rows, self.slots.page_tables, self.memory, self.page_tables, self.blocks, *packet.shape
         )
         at, wide = sections(packet.shape), self.memory.view(torch.int64)
         tokens, seqs, rows = packet.shape
@@ -80,7 +81,8 @@ class Device:
             seq_ids=seq_ids[:live],
             q_starts=q_starts[: live_seqs + 1],
             kv_lens=kv_lens[:live_seqs],
-            page_table=self.page_table[:live_seqs].clone(),
+            page_tables=self.page_tables[:, :live_seqs].clone(),
+            blocks=self.blocks[:live_seqs].clone(),
             logit_rows=logit_rows[: packet.num_rows],
         )
 
@@ -108,8 +110,9 @@ def device(request: pytest.FixtureRequest) -> Device:
 def prefill(*sequences: Sequence) -> Plan:
     """Return the plan that prefills whole prompts."""
     plan = Plan(admitted=list(sequences))
-    for each in sequences:
+    for row, each in enumerate(sequences):
         each.computed = len(each.tokens)
+        plan.tables.append((row, 0, (each.pages,)))
         plan.chunks.append(Chunk(sequence=each, start=0, count=each.computed, samples=True))
     return plan
 
@@ -124,7 +127,7 @@ def test_decodes_are_fed_from_the_device_beside_chunks_from_the_host(device: Dev
         decodes=[old],
         chunks=[Chunk(sequence=new, start=2, count=2, samples=False)],
         admitted=[new],
-        grown=[(0, 2, 60)],
+        tables=[(0, 2, [[60]]), (1, 0, [new.pages])],
     )
     inputs = device.begin(plan)
     assert inputs.token_ids.tolist() == [7, 6, 7]
@@ -132,13 +135,13 @@ def test_decodes_are_fed_from_the_device_beside_chunks_from_the_host(device: Dev
     assert inputs.seq_ids.tolist() == [0, 1, 1]
     assert inputs.q_starts.tolist() == [0, 1, 3]
     assert inputs.kv_lens.tolist() == [4, 4]
-    assert inputs.page_table.tolist() == [[10, 20, 60, 0], [30, 40, 50, 0]]
+    assert inputs.page_tables[0].tolist() == [[10, 20, 60, 0], [30, 40, 50, 0]]
     assert inputs.logit_rows.tolist() == [0]
     assert device.end(8) == [8]
     assert device.column(Column.ACTIVE) == [0, 0, 1, 0]
     last = device.begin(Plan(decodes=[old], chunks=[Chunk(sequence=new, start=4, count=1, samples=True)]))
     assert last.token_ids.tolist() == [8, 8]
-    assert last.page_table.tolist() == [[10, 20, 60, 0], [30, 40, 50, 0]]
+    assert last.page_tables[0].tolist() == [[10, 20, 60, 0], [30, 40, 50, 0]]
     assert last.logit_rows.tolist() == [0, 1]
     device.end(5, 6)
     assert device.column(Column.ACTIVE) == [1, 0, 1, 0]
@@ -170,8 +173,9 @@ def test_a_slot_given_to_another_sequence_forgets_the_first(device: Device) -> N
     device.end(3)
     second = sequence("second", [1, 2, 3], 0, [40], min_tokens=2, top_p=0.25, min_p=0.125)
     second.computed = 2
-    inputs = device.begin(Plan(admitted=[second], chunks=[Chunk(sequence=second, start=0, count=2, samples=False)]))
-    assert inputs.page_table[0, 0] == 40
+    chunk = Chunk(sequence=second, start=0, count=2, samples=False)
+    inputs = device.begin(Plan(admitted=[second], chunks=[chunk], tables=[(0, 0, [[40]])]))
+    assert inputs.page_tables[0, 0, 0] == 40
     device.end()
     assert not device.column(Column.ACTIVE)[0]
     params = device.slots.row_params(torch.tensor([0]))
@@ -192,7 +196,7 @@ def test_a_sequence_that_comes_back_goes_on_where_it_was(device: Device) -> None
 def test_every_slot_new_with_all_its_pages_fits_a_packet(device: Device) -> None:
     pages = [[10 * slot + page for page in range(MAX_PAGES)] for slot in range(NUM_SLOTS)]
     inputs = device.begin(prefill(*(sequence(str(slot), [1] * 8, slot, pages[slot]) for slot in range(NUM_SLOTS))))
-    assert inputs.page_table.tolist() == pages
+    assert inputs.page_tables[0].tolist() == pages
     device.end(*range(NUM_SLOTS))
 
 
@@ -252,3 +256,23 @@ def test_a_captured_variant_serves_whatever_needs_less() -> None:
     assert adjusted.logprobs is None
     assert all(each.masked and each.sampled for each in (sampled, adjusted, full))
     assert all(each.adjusted for each in (adjusted, full))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_group_of_states_has_a_table_of_its_own_and_each_sequence_a_block(padded: bool) -> None:
+    device = Device(padded, groups=2)
+    first, second = sequence("first", [1, 2, 3], 2, []), sequence("second", [4, 5], 0, [])
+    first.block_offset, second.block_offset = 700, 900
+    plan = prefill(first, second)
+    plan.tables = [(0, 0, [[10, 20], [110, 120]]), (1, 0, [[30], [130]])]
+    inputs = device.begin(plan)
+    assert inputs.page_tables.tolist() == [[[10, 20, 0, 0], [30, 0, 0, 0]], [[110, 120, 0, 0], [130, 0, 0, 0]]]
+    assert inputs.blocks.tolist() == [700, 900]
+    device.end(7, 8)
+    grown = Plan(decodes=[second, first], tables=[(1, 2, [[40], [140]])], blocks=[(0, 950)])
+    inputs = device.begin(grown)
+    assert inputs.page_tables.tolist() == [[[30, 0, 0, 0], [10, 20, 40, 0]], [[130, 0, 0, 0], [110, 120, 140, 0]]]
+    assert device.packet is not None
+    assert [(load.slot, load.block) for load in device.packet.loads] == [(0, 950)]
+    device.slots.load(device.packet.loads[0])
+    assert device.column(Column.BLOCK) == [950, 0, 700, 0]

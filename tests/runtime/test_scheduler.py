@@ -5,8 +5,9 @@ import math
 import pytest
 
 from treadle.graph.state import LayerKV, PagedKV
+from treadle.runtime.plan import Plan
 from treadle.runtime.request import Request, SamplingParams, spread
-from treadle.runtime.scheduler import Plan, Scheduler
+from treadle.runtime.scheduler import Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Slab
 from treadle.runtime.state.pages import PageAllocator
@@ -27,6 +28,7 @@ def make(
     return Scheduler(
         allocator,
         page_tokens=PAGE,
+        page_bytes=KV.page_bytes,
         max_num_seqs=max_num_seqs,
         max_step_tokens=max_step_tokens,
         chunk_tokens=chunk_tokens,
@@ -248,13 +250,13 @@ def test_answers_of_one_prompt_wait_for_it_and_part_at_its_end() -> None:
     first, second, third, late = group
     made = plan(scheduler)
     assert shape(made) == [("g-0", 8)]
-    assert (made.forks, made.copies, scheduler.free_slots) == ([], [], 2)
+    assert (made.forks, made.after, scheduler.free_slots) == ([], [], 2)
     collect(scheduler, made)
     made = plan(scheduler)
     assert shape(made) == [("g-0", 2)]
     assert made.forks == [second, third]
     assert made.sampled == [first, second, third]
-    assert made.copies == [(first.pages[2], each.pages[2]) for each in (second, third)]
+    assert made.after == [(first.pages[2], each.pages[2], KV.page_bytes) for each in (second, third)]
     assert [each.pages[:2] for each in (second, third)] == [first.pages[:2]] * 2
     assert len({each.pages[2] for each in (first, second, third)}) == 3
     collect(scheduler, made)

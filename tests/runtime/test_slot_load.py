@@ -68,20 +68,20 @@ def test_words_stand_at_the_end_and_recent_tokens_at_their_index(count: int) -> 
 
 
 def test_a_slot_takes_in_all_of_it_and_no_other_slot_does() -> None:
-    slots = Slots(3, 4, CpuBackend(threads=1), vocab=VOCAB, history_tokens=16)
+    slots = Slots(3, 1, 4, CpuBackend(threads=1), vocab=VOCAB, history_tokens=16)
     made = sequence([7, 5], words=((1, 2),), logit_bias={4: 0.5, 9: -2}, logprob_token_ids=[8, 6], presence_penalty=1)
     made.processors = RowProcessors({})
     row = np.arange(SLOT_WIDTH, dtype=np.int64)
-    slots.load(fork_load(made, row, VOCAB))
+    slots.load(fork_load(made, row, (made.pages,), VOCAB))
     assert slots.rows[1].tolist() == row.tolist()
-    assert slots.page_table[1].tolist() == [10, 20, 0, 0]
+    assert slots.page_tables[1, 0].tolist() == [10, 20, 0, 0]
     assert slots.history[1, :6].tolist() == [3, 5, 5, 7, 5, 0]
     controls = slots.controls
     assert controls.bias_ids[1, :3].tolist() == [4, 9, 0]
     assert controls.bias_values[1, :3].tolist() == [0.5, -2.0, 0.0]
     assert controls.asked[1, :3].tolist() == [8, 6, 0]
     assert controls.counts[1].count_nonzero() == 3
-    for each in (*controls, slots.page_table, slots.history):
+    for each in (*controls, slots.page_tables, slots.history):
         assert each[[0, 2, 3]].count_nonzero() == 0
 
 
@@ -89,5 +89,5 @@ def test_a_slot_takes_in_all_of_it_and_no_other_slot_does() -> None:
 def test_the_memory_plan_counts_every_byte(vocab: int) -> None:
     controls = new_controls(torch.zeros(5, SLOT_WIDTH, dtype=torch.int64), vocab)
     assert sum(each.nbytes for each in controls[1:]) == 5 * control_bytes(vocab)
-    slots = Slots(4, 2, CpuBackend(threads=1), vocab=vocab, history_tokens=33)
+    slots = Slots(4, 1, 2, CpuBackend(threads=1), vocab=vocab, history_tokens=33)
     assert slots.history.nbytes == history_row(4, 33).nbytes

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from treadle.conf.errors import ConfigError
 from treadle.conf.recipe import Arrivals, Decode, Prefill, SharedPrefix, Throughput
 from treadle.serve.bench.play import EnginePlayer, Trace
-from treadle.serve.bench.workload import check_fits, measure, percentiles, quantile, span, step_seconds
+from treadle.serve.bench.quantiles import quantile
+from treadle.serve.bench.workload import check_fits, measure, percentiles, span, step_seconds
 
 VOCAB = 160
 

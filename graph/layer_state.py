@@ -1,0 +1,76 @@
+"""What each op keeps between steps: the one place that both the graph and the memory plan ask. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from treadle.graph.mixers import Attention
+from treadle.graph.spec import ModelSpec, Op
+from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
+
+
+class Shaped(Protocol):
+    """Anything that knows the shape of a canonical weight."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dims."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The states of one op, by the name under which its body knows each."""
+
+    appended: Mapping[str, LayerKV]
+    window: int = 0
+    chunk: int = 0
+    parts: Mapping[str, BlockPart]
+
+    def place(self, builder: StateBuilder) -> dict[str, Slot]:
+        """Return a slot for every state, those that are appended first."""
+        slots = {name: builder.append(layer, self.window, self.chunk) for name, layer in self.appended.items()}
+        return slots | {name: builder.keep(part) for name, part in self.parts.items()}
+
+
+class Weights(NamedTuple):
+    """What an op's states may depend on beside the op: the shapes of its weights, and the model's dtype."""
+
+    path: str
+    """what the names of the op's weights begin with"""
+    tensors: Mapping[str, Shaped]
+    """all canonical weights"""
+    dtype: str
+
+
+NOTHING = Kept(appended={}, parts={})
+
+
+def _attention(op: Attention, _: Weights) -> Kept:
+    if op.kv_from is not None:
+        return NOTHING
+    layer = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
+    return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts={})
+
+
+KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention}
+"""By the kind of op; one that is not here keeps nothing."""
+
+
+def kept_by(op: Op, weights: Weights) -> Kept:
+    """Return what ``op`` keeps of a sequence between steps."""
+    keeps = KEEPS.get(type(op))
+    return NOTHING if keeps is None else keeps(op, weights)
+
+
+def state_of(spec: ModelSpec, tensors: Mapping[str, Shaped], builder: StateBuilder) -> State:
+    """Return what all layers of a model keep, in layer order."""
+    for layer in spec.layers:
+        for sub in layer.subs:
+            parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
+            for name, op in parts:
+                if op is not None:
+                    weights = Weights(f"layers.{layer.index}.{name}", tensors, builder.dtype)
+                    kept_by(op, weights).place(builder)
+    return builder.state()
