@@ -73,6 +73,13 @@ def test_a_row_has_the_same_bits_in_any_company(device: str, op: str):
     same_in_any_company(OPS[op], case(op, BF16, {"tokens": 40}), 20, device, invariant=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_sequences_than_a_program_sees_together(device: str):
+    one = case("delta_rule", FP32, {"k_dim": 4, "v_dim": 4, "heads": 1, "sequences": 130, "tokens": 70})
+    step = Step([(128, 70), *((sequence, 1) for sequence in range(128)), (129, 66)], 2)
+    play(delta_rule, one, [step], FP32, device)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("model", REAL)
