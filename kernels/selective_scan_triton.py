@@ -25,11 +25,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.graph.recurrent_rows import SEGMENT
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import arena, at_most, find_chunk, find_sequence, rows_of, state_at, turns
 
-SEGMENT = 128
-"""Tokens of a segment."""
 LEAST = 64
 """Sequences of fewer tokens go token by token, in one piece."""
 CHANNELS = 32

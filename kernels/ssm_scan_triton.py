@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.graph.recurrent_rows import chunk_tokens
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import (
     LEAST_DECAY,
@@ -36,10 +37,6 @@ from treadle.kernels.blocks_triton import (
     turns,
 )
 
-CHUNK = 64
-"""Tokens of a chunk."""
-FP32_CHUNK = 16
-"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -196,7 +193,7 @@ def ssm_scan(
             *inputs,
             BLOCK_P=wide,
             BLOCK_N=max(block_n, 16),
-            CHUNK=FP32_CHUNK if x.dtype is torch.float32 else CHUNK,
+            CHUNK=chunk_tokens(x.element_size()),
             STAGES=2 if x.dtype is not torch.float32 and block_n <= 256 else 1,
             COMPUTE=element(x.dtype),
             PRECISION=precision(x.dtype),
