@@ -12,6 +12,7 @@ from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import BLOCK_NAME, KindPlan
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
+from treadle.graph.recurrent_rows import delta_bytes, selective_bytes
 from treadle.graph.spec import (
     Attention,
     Csa,
@@ -223,6 +224,21 @@ def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
     )
 
 
+def chunks_bytes(spec: ModelSpec, tokens: int, sequences: int, item: int) -> int:
+    """Return what the widest op with a recurrent state holds of a step's chunks on a GPU; 0 without one."""
+
+    def held(op: Op) -> int:
+        match op:
+            case Delta():
+                return delta_bytes(tokens, sequences, op.v_heads, op.k_dim, op.v_dim, op.decay == "channel", item)
+            case Mamba1():
+                return selective_bytes(tokens, sequences, op.inner, op.state)
+            case _:
+                return 0
+
+    return max(held(op) for op in ops(spec))
+
+
 def workspace_rows(
     spec: ModelSpec, dtype: str, quantize: str, device: str, max_num_seqs: int, max_step_tokens: int
 ) -> list[MemoryRow]:
@@ -241,10 +257,13 @@ def workspace_rows(
     widened = WIDENED_BYTES if quantize == "int8" else 0
     experts = experts_bytes(spec, max_step_tokens, item)
     choice = 2 * CHOICE_BYTES if any(isinstance(op, Mla) and op.index is not None for op in ops(spec)) else 0
-    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened + choice
+    chunks = chunks_bytes(spec, max_step_tokens, max_num_seqs, item)
+    kernels = experts_bytes(spec, tokens, item) + chunks_bytes(spec, tokens, max_num_seqs, item)
+    captured = tokens * width + kernels + logits + PARTIAL_BYTES + widened + choice
     return [
         activations,
         *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
+        *([MemoryRow("workspace", f"states over {max_step_tokens} tokens", chunks)] if chunks else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
         MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),

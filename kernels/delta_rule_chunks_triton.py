@@ -36,6 +36,16 @@ SUB = tl.constexpr(16)
 
 
 @triton.jit
+def _rows(at, stride, r, d, mask, scale, L2NORM: tl.constexpr):
+    """Return rows of keys or queries in fp32, times ``scale``, and what they were multiplied by."""
+    x = tl.load(at + r[:, None] * stride + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    factor = tl.zeros_like(tl.sum(x, 1)) + scale
+    if L2NORM:
+        factor = factor * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)
+    return x * factor[:, None], factor
+
+
+@triton.jit
 def _inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Return the inverse of 1 + ``lower``, which is strictly lower triangular: [CHUNK, CHUNK].
 
@@ -62,12 +72,12 @@ def _inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _pairs_by_channel(
-    keys, queries, inverse_length, sums, k_at, g_at, d, r, left, K_DIM: tl.constexpr, k_stride, g_stride,
+    keys, queries, factor, sums, k_at, g_at, d, r, left, K_DIM: tl.constexpr, k_stride, g_stride,
     CHUNK: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return K and Q for j <= i, with anything elsewhere in blocks on the diagonal: [CHUNK, CHUNK] each.
 
-    ``k_at`` and ``g_at`` point at the chunk's first row, of which ``left`` follow; ``inverse_length`` is what scales k.
+    ``k_at`` and ``g_at`` point at the chunk's first row, of ``left``; ``factor`` is what keys were multiplied by.
     """
     kk = tl.zeros((CHUNK, CHUNK), tl.float32)
     qk = tl.zeros((CHUNK, CHUNK), tl.float32)
@@ -82,8 +92,8 @@ def _pairs_by_channel(
         qk = tl.where(here, tl.sum(queries * weighed, 1)[:, None], qk)
         step = tl.load(g_at + row[:, None] * g_stride + d[None, :], mask=inside, other=0.0)
         span += tl.maximum(step, LEAST_DECAY)
-    kk = kk * inverse_length[None, :]
-    qk = qk * inverse_length[None, :]
+    kk = kk * factor[None, :]
+    qk = qk * factor[None, :]
     for block in tl.static_range(1, CHUNK // SUB):
         edge = tl.sum(tl.where((r == block * SUB - 1)[:, None], sums, 0.0), 0)[None, :]
         later = tl.where((r // SUB == block)[:, None], tl.exp(tl.minimum(sums - edge, 0.0)), 0.0)
@@ -102,19 +112,20 @@ def prepare(
     BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, L2NORM: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (any number of programs that take turns at the chunks, heads).
+    """Grid (as many chunks as there can be, heads).
 
     Workspace, by row of the step: queries (q exp(c)), keys (k exp(c[n] - c)) and reads (T (beta k exp(c))) [T, H, Dk],
     wants (T (beta v)) [T, H, Dv], pairs (tril(Q)) [T, H, CHUNK]; by chunk: fades (exp(c[n])) [., H, Dk] or [., H].
     """
     head = tl.program_id(1)
     key_head = head // (HEADS // K_HEADS)
-    _, _, items = find_chunk(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
+    item = tl.program_id(0)
+    sequence, number, items = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        sequence, number, _ = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, CHUNK, False)
+    # Not in turns: what a loop keeps from one chunk to the next takes registers that this needs.
+    if item < items:
         begin = tl.load(q_starts + sequence)
         first = begin + number * CHUNK
         left = tl.load(q_starts + sequence + 1) - first
@@ -122,17 +133,13 @@ def prepare(
         live, top = r < left, first.to(tl.int64)
         wide = live[:, None] & (d < K_DIM)[None, :]
         k_at = k + top * k_stride + key_head * K_DIM
-        key = tl.load(k_at + r[:, None] * k_stride + d[None, :], mask=wide, other=0.0).to(tl.float32)
         q_at = q + top * q_stride + key_head * K_DIM
-        query = tl.load(q_at + r[:, None] * q_stride + d[None, :], mask=wide, other=0.0).to(tl.float32)
-        inverse_length = tl.full((CHUNK,), 1.0, tl.float32)
-        if L2NORM:
-            inverse_length = tl.rsqrt(tl.sum(key * key, 1) + 1e-6)
-            key = key * inverse_length[:, None]
-            query = query * tl.rsqrt(tl.sum(query * query, 1) + 1e-6)[:, None]
-        query = query * scale
+        key, factor = _rows(k_at, k_stride, r, d, wide, 1.0, L2NORM)
+        query, _factor = _rows(q_at, q_stride, r, d, wide, scale, L2NORM)
         rate = tl.load(beta + (top + r) * beta_stride + head, mask=live, other=0.0)
-        at = (top + r) * HEADS + head
+        # Offsets inside of a chunk are 32 bits wide: registers are short here.
+        at = top * HEADS + head
+        by_key, by_value = (r * (HEADS * K_DIM))[:, None] + d[None, :], (r * (HEADS * V_DIM))[:, None] + c[None, :]
         slot = ((begin // CHUNK + sequence + number) * HEADS + head).to(tl.int64)
         kept = queries.dtype.element_ty
         if BY_CHANNEL:
@@ -141,7 +148,7 @@ def prepare(
             steps = tl.maximum(steps, LEAST_DECAY)
             sums, total = tl.cumsum(steps, 0), tl.sum(steps, 0)
             kk, qk = _pairs_by_channel(
-                key, query, inverse_length, sums, k_at, g_at, d, r, left, K_DIM, k_stride, g_stride, CHUNK, COMPUTE,
+                key, query, factor, sums, k_at, g_at, d, r, left, K_DIM, k_stride, g_stride, CHUNK, COMPUTE,
                 PRECISION,
             )  # fmt: skip
             decay, rest = tl.exp(sums), tl.exp(tl.minimum(total[None, :] - sums, 0.0))
@@ -155,19 +162,19 @@ def prepare(
             qk = tl.dot(query.to(COMPUTE), right, input_precision=PRECISION) * between
             decay, rest = tl.exp(sums)[:, None], tl.exp(tl.minimum(total - sums, 0.0))[:, None]
             tl.store(fades + slot, tl.exp(total))
-        tl.store(queries + (at * K_DIM)[:, None] + d[None, :], (query * decay).to(kept), mask=wide)
-        tl.store(keys + (at * K_DIM)[:, None] + d[None, :], (key * rest).to(kept), mask=wide)
+        tl.store(queries + at * K_DIM + by_key, (query * decay).to(kept), mask=wide)
+        tl.store(keys + at * K_DIM + by_key, (key * rest).to(kept), mask=wide)
         qk = tl.where(r[:, None] >= r[None, :], qk, 0.0)
-        tl.store(pairs + (at * CHUNK)[:, None] + r[None, :], qk.to(kept), mask=live[:, None])
+        tl.store(pairs + at * CHUNK + (r * (HEADS * CHUNK))[:, None] + r[None, :], qk.to(kept), mask=live[:, None])
         lower = tl.where(r[:, None] > r[None, :], kk * rate[:, None], 0.0)
         solve = _inverse(lower, CHUNK, PRECISION).to(COMPUTE)
         read = tl.dot(solve, (key * decay * rate[:, None]).to(COMPUTE), input_precision=PRECISION)
-        tl.store(reads + (at * K_DIM)[:, None] + d[None, :], read.to(kept), mask=wide)
+        tl.store(reads + at * K_DIM + by_key, read.to(kept), mask=wide)
         inside = live[:, None] & (c < V_DIM)[None, :]
         v_at = v + top * v_stride + head * V_DIM
         value = tl.load(v_at + r[:, None] * v_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
         want = tl.dot(solve, (value * rate[:, None]).to(COMPUTE), input_precision=PRECISION)
-        tl.store(wants + (at * V_DIM)[:, None] + c[None, :], want.to(kept), mask=inside)
+        tl.store(wants + at * V_DIM + by_value, want.to(kept), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -181,38 +188,38 @@ def advance(
     head = tl.program_id(1)
     r, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     c = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    by_key, by_value = (r * (HEADS * K_DIM))[:, None] + d[None, :], (r * (HEADS * V_DIM))[:, None] + c[None, :]
+    by_pair = (r * (HEADS * CHUNK))[:, None] + r[None, :]
     _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for rank in range(tl.program_id(2), ranks, tl.num_programs(2)):
-        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
-        first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+        first, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (d < K_DIM)[:, None] & (c < V_DIM)[None, :]
         at = state_at(memory, blocks, offset, sequence, 4) + head * (K_DIM * V_DIM)
         at = at + (d * V_DIM)[:, None] + c[None, :]
         state = tl.load(at, mask=inside & (d < tl.where(old, K_DIM, 0))[:, None], other=0.0)
         slot = first // CHUNK + sequence
         for number in tl.range(0, tl.cdiv(end - first, CHUNK), num_stages=STAGES):
-            row = first + number * CHUNK + r
-            live, place = row < end, row.to(tl.int64) * HEADS + head
+            top = (first + number * CHUNK).to(tl.int64) * HEADS + head
+            live = r < end - first - number * CHUNK
             wide, tall = live[:, None] & (d < K_DIM)[None, :], live[:, None] & (c < V_DIM)[None, :]
-            by_key = (place * K_DIM)[:, None] + d[None, :]
-            by_value = (place * V_DIM)[:, None] + c[None, :]
             now = state.to(COMPUTE)
-            read = tl.load(reads + by_key, mask=wide, other=0.0).to(COMPUTE)
-            want = tl.load(wants + by_value, mask=tall, other=0.0).to(tl.float32)
+            read = tl.load(reads + top * K_DIM + by_key, mask=wide, other=0.0).to(COMPUTE)
+            want = tl.load(wants + top * V_DIM + by_value, mask=tall, other=0.0).to(tl.float32)
             change = (want - tl.dot(read, now, input_precision=PRECISION)).to(COMPUTE)
-            query = tl.load(queries + by_key, mask=wide, other=0.0).to(COMPUTE)
+            query = tl.load(queries + top * K_DIM + by_key, mask=wide, other=0.0).to(COMPUTE)
             result = tl.dot(query, now, input_precision=PRECISION)
-            pair = tl.load(pairs + (place * CHUNK)[:, None] + r[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+            pair = tl.load(pairs + top * CHUNK + by_pair, mask=live[:, None], other=0.0).to(COMPUTE)
             result += tl.dot(pair, change, input_precision=PRECISION)
-            tl.store(out + by_value, result.to(out.dtype.element_ty), mask=tall)
+            tl.store(out + top * V_DIM + by_value, result.to(out.dtype.element_ty), mask=tall)
             chunk = ((slot + number) * HEADS + head).to(tl.int64)
             if BY_CHANNEL:
                 state = state * tl.load(fades + chunk * K_DIM + d, mask=d < K_DIM, other=0.0)[:, None]
             else:
                 state = state * tl.load(fades + chunk)
-            key = tl.load(keys + by_key, mask=wide, other=0.0).to(COMPUTE)
+            key = tl.load(keys + top * K_DIM + by_key, mask=wide, other=0.0).to(COMPUTE)
             state += tl.dot(tl.trans(key), change, input_precision=PRECISION)
         tl.store(at, state, mask=inside)

@@ -8,15 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
+from treadle.graph.recurrent_rows import chunk_tokens
 from treadle.kernels.blocks_native import rows_dense
 from treadle.kernels.blocks_triton import arena, at_most, element, precision, turns
 from treadle.kernels.delta_rule_chunks_triton import advance, prepare
 from treadle.kernels.delta_rule_steps_triton import delta_steps
 
-CHUNK = 64
-"""Tokens of a chunk."""
-FP32_CHUNK = 16
-"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -89,7 +86,7 @@ def chunks(
     heads, k_dim, v_dim, by_channel = sizes["HEADS"], sizes["K_DIM"], sizes["V_DIM"], sizes["BY_CHANNEL"]
     _, _, _, q_starts, _, kv_lens, tokens, sequences = state
     block_k, block_v = (max(triton.next_power_of_2(size), 16) for size in (k_dim, v_dim))
-    chunk = FP32_CHUNK if q.dtype is torch.float32 else CHUNK
+    chunk = chunk_tokens(q.element_size())
     slots = tokens // chunk + sequences
     by_row = [q.new_empty((tokens, heads, size)) for size in (k_dim, k_dim, k_dim, v_dim, chunk)]
     fades = q.new_empty((slots, heads, k_dim if by_channel else 1), dtype=torch.float32)
@@ -101,7 +98,7 @@ def chunks(
         "COMPUTE": element(q.dtype),
         "PRECISION": precision(q.dtype),
     }
-    prepare[(min(at_most(tokens, sequences, chunk), tokens // chunk + 1), heads)](
+    prepare[(at_most(tokens, min(sequences, tokens // LEAST), chunk), heads)](
         *given,
         *by_row,
         fades,

@@ -25,11 +25,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.graph.recurrent_rows import SEGMENT
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import arena, at_most, find_chunk, find_sequence, rows_of, state_at, turns
 
-SEGMENT = 128
-"""Tokens of a segment."""
 LEAST = 64
 """Sequences of fewer tokens go token by token, in one piece."""
 CHANNELS = 32
@@ -113,7 +112,7 @@ def selective_segments(
         gdc_wait()
         gdc_launch_dependents()
     for item in range(tl.program_id(1), items, tl.num_programs(1)):
-        sequence, number, _ = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
+        sequence, number, _others = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
         begin, end = tl.load(q_starts + sequence), tl.load(q_starts + sequence + 1)
         slot = (begin // SEGMENT + sequence + number).to(tl.int64)
         first = begin + number * SEGMENT
@@ -152,8 +151,8 @@ def join_segments(
         gdc_wait()
         gdc_launch_dependents()
     for rank in range(tl.program_id(1), ranks, tl.num_programs(1)):
-        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
-        first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+        first, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (i < CHANNELS)[:, None] & (n < SIZE)[None, :]
         cell = (i * SIZE)[:, None] + n[None, :]
         rate = tl.load(a + cell, mask=inside, other=0.0)

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from treadle.graph.recurrent_rows import chunk_tokens
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import (
     LEAST_DECAY,
@@ -36,10 +37,6 @@ from treadle.kernels.blocks_triton import (
     turns,
 )
 
-CHUNK = 64
-"""Tokens of a chunk."""
-FP32_CHUNK = 16
-"""The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
@@ -103,13 +100,16 @@ def ssm_chunks(
     group = head // (HEADS // GROUPS)
     p, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
     r = tl.arange(0, CHUNK)
+    b_at, c_at = b + group * SIZE, c + group * SIZE
+    by_b, by_c = (r * b_stride)[:, None] + n[None, :], (r * c_stride)[:, None] + n[None, :]
+    by_x = (r * x_stride)[:, None] + p[None, :]
     _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for rank in range(tl.program_id(2), ranks, tl.num_programs(2)):
-        sequence, _ = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
-        first, end, _, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+        first, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         inside = (p < DIM)[:, None] & (n < SIZE)[None, :]
         at = state_at(memory, blocks, offset, sequence, 4) + head * (DIM * SIZE)
         at = at + (p * SIZE)[:, None] + n[None, :]
@@ -119,13 +119,13 @@ def ssm_chunks(
         if SKIP:
             skipped = tl.load(skip + head)
         for start in tl.range(first, end, CHUNK, num_stages=STAGES):
-            row = start + r
-            live, t = row < end, row.to(tl.int64)
+            # Offsets inside of a chunk are 32 bits wide: registers are short here.
+            live, t = r < end - start, first.to(tl.int64) + (start - first)
             wide, tall = live[:, None] & (n < SIZE)[None, :], live[:, None] & (p < DIM)[None, :]
-            step = tl.load(dt + t * dt_stride + head, mask=live, other=0.0)
-            key = tl.load(b + (t * b_stride + group * SIZE)[:, None] + n[None, :], mask=wide, other=0.0).to(COMPUTE)
-            query = tl.load(c + (t * c_stride + group * SIZE)[:, None] + n[None, :], mask=wide, other=0.0).to(COMPUTE)
-            value = tl.load(x + (t * x_stride + head * DIM)[:, None] + p[None, :], mask=tall, other=0.0)
+            step = tl.load(dt + t * dt_stride + head + r * dt_stride, mask=live, other=0.0)
+            key = tl.load(b_at + t * b_stride + by_b, mask=wide, other=0.0).to(COMPUTE)
+            query = tl.load(c_at + t * c_stride + by_c, mask=wide, other=0.0).to(COMPUTE)
+            value = tl.load(x + t * x_stride + head * DIM + by_x, mask=tall, other=0.0)
             decays = tl.maximum(step * rate, LEAST_DECAY)
             sums, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
             between = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)) * step[None, :]
@@ -135,7 +135,7 @@ def ssm_chunks(
             result += tl.dot(pair, value.to(COMPUTE), input_precision=PRECISION)
             if SKIP:
                 result += skipped * value.to(tl.float32)
-            at_out = out + ((t * HEADS + head) * DIM)[:, None] + p[None, :]
+            at_out = out + (t * HEADS + head) * DIM + (r * (HEADS * DIM))[:, None] + p[None, :]
             tl.store(at_out, result.to(out.dtype.element_ty), mask=tall)
             rest = step * tl.exp(tl.minimum(total - sums, 0.0))
             added = (value.to(tl.float32) * rest[:, None]).to(COMPUTE)
@@ -193,7 +193,7 @@ def ssm_scan(
             *inputs,
             BLOCK_P=wide,
             BLOCK_N=max(block_n, 16),
-            CHUNK=FP32_CHUNK if x.dtype is torch.float32 else CHUNK,
+            CHUNK=chunk_tokens(x.element_size()),
             STAGES=2 if x.dtype is not torch.float32 and block_n <= 256 else 1,
             COMPUTE=element(x.dtype),
             PRECISION=precision(x.dtype),

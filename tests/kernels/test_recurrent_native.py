@@ -9,13 +9,10 @@ import pytest
 import torch
 from block_cases import SCRIPTS, play, same_in_any_company
 
-from treadle.kernels.conv1d_native import conv1d_cpp
-from treadle.kernels.delta_rule_native import delta_rule_cpp
-from treadle.kernels.selective_scan_native import selective_scan_cpp
-from treadle.kernels.ssm_scan_native import ssm_scan_cpp
+from treadle.kernels import registry
 
 OPS = {
-    "delta_rule": delta_rule_cpp, "ssm_scan": ssm_scan_cpp, "selective_scan": selective_scan_cpp, "conv1d": conv1d_cpp,
+    op: registry.named(f"{op}.cpp").function for op in ("delta_rule", "ssm_scan", "selective_scan", "conv1d")
 }  # fmt: skip
 SIZES: list[tuple[str, dict[str, Any]]] = [
     ("delta_rule", {"k_dim": 32, "v_dim": 64}),
@@ -61,11 +58,11 @@ def test_a_row_has_the_same_bits_in_any_company(op: str, sizes: dict[str, Any]):
 
 def test_many_threads_do_what_one_does():
     one = case("delta_rule", torch.float32, {"heads": 8, "k_dim": 64, "v_dim": 64})
-    alone = block_cases.bits(delta_rule_cpp, one, SCRIPTS["prompts cut in two"])
+    alone = block_cases.bits(OPS["delta_rule"], one, SCRIPTS["prompts cut in two"])
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        together = block_cases.bits(delta_rule_cpp, one, SCRIPTS["prompts cut in two"])
+        together = block_cases.bits(OPS["delta_rule"], one, SCRIPTS["prompts cut in two"])
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(alone, together))
@@ -73,4 +70,4 @@ def test_many_threads_do_what_one_does():
 
 def test_more_taps_than_the_kernel_has_are_refused():
     with pytest.raises(ValueError, match="129 taps"):
-        play(conv1d_cpp, block_cases.conv1d(torch.float32, taps=129), SCRIPTS["one token at a time"], torch.float32)
+        play(OPS["conv1d"], block_cases.conv1d(torch.float32, taps=129), SCRIPTS["one token at a time"], torch.float32)

@@ -21,6 +21,12 @@ from treadle.kernels.ssm_scan_triton import ssm_scan
 
 FP32, BF16 = torch.float32, torch.bfloat16
 OPS = {"delta_rule": delta_rule, "ssm_scan": ssm_scan, "selective_scan": selective_scan, "conv1d": conv1d}
+SMALL: dict[str, dict[str, Any]] = {
+    "delta_rule": {"heads": 1},
+    "ssm_scan": {"heads": 1, "groups": 1},
+    "selective_scan": {"channels": 8},
+    "conv1d": {"channels": 8},
+}
 SIZES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
     ("delta_rule", BF16, {"k_dim": 32, "v_dim": 48}),
     ("delta_rule", FP32, {"k_dim": 19, "v_dim": 7, "k_heads": 2, "heads": 6, "l2norm": False}),
@@ -58,7 +64,7 @@ def case(op: str, dtype: torch.dtype, sizes: dict[str, Any]) -> Case:
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("op", OPS)
 def test_every_kind_of_step(device: str, op: str, script: str):
-    play(OPS[op], case(op, FP32, {}), SCRIPTS[script], FP32, device)
+    play(OPS[op], case(op, FP32, SMALL[op]), SCRIPTS[script], FP32, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -71,6 +77,13 @@ def test_every_size(device: str, op: str, dtype: torch.dtype, sizes: dict[str, A
 @pytest.mark.parametrize("op", OPS)
 def test_a_row_has_the_same_bits_in_any_company(device: str, op: str):
     same_in_any_company(OPS[op], case(op, BF16, {"tokens": 40}), 20, device, invariant=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_sequences_than_a_program_sees_together(device: str):
+    one = case("delta_rule", FP32, {"k_dim": 4, "v_dim": 4, "heads": 1, "sequences": 130, "tokens": 70})
+    step = Step([(128, 70), *((sequence, 1) for sequence in range(128)), (129, 66)], 2)
+    play(delta_rule, one, [step], FP32, device)
 
 
 @pytest.mark.gpu

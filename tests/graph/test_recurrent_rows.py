@@ -1,0 +1,30 @@
+from toy import Toy
+
+from treadle.graph.footprint import chunks_bytes, workspace_rows
+from treadle.graph.mixers import Delta, Mamba1
+from treadle.graph.recurrent_rows import chunk_tokens, delta_bytes, selective_bytes
+from treadle.graph.spec import Layer, ModelSpec, Norm, Op, Sub
+
+
+def test_the_workspace_by_hand() -> None:
+    assert (chunk_tokens(2), chunk_tokens(4)) == (64, 16)
+    assert delta_bytes(640, 3, 32, 128, 64, False, 2) == 640 * 32 * (3 * 128 + 64 + 64) * 2 + (10 + 3) * 32 * 4
+    assert delta_bytes(640, 3, 2, 8, 4, True, 4) == 640 * 2 * (3 * 8 + 4 + 16) * 4 + (40 + 3) * 2 * 8 * 4
+    assert selective_bytes(1000, 2, 8192, 16) == (7 + 2) * 8192 * 17 * 4
+
+
+def with_op(op: Op) -> ModelSpec:
+    plain = Toy(windows=(0,)).spec()
+    values = {field: getattr(plain, field) for field in ModelSpec.__struct_fields__}
+    return ModelSpec(**{**values, "layers": (Layer(index=0, subs=(Sub(name="mix", pre=Norm(), op=op),)),)})
+
+
+def test_a_plan_for_a_gpu_counts_it() -> None:
+    delta = with_op(Delta(decay="head", k_heads=2, v_heads=4, k_dim=16, v_dim=8, out_norm=Norm()))
+    expected = delta_bytes(4096, 9, 4, 16, 8, False, 2)
+    assert chunks_bytes(delta, 4096, 9, 2) == expected
+    rows = workspace_rows(delta, "bfloat16", "none", "cuda", 9, 4096)
+    assert [row.nbytes for row in rows if row.item == "states over 4096 tokens"] == [expected]
+    mamba = with_op(Mamba1(inner=32, state=8, dt_rank=4))
+    assert chunks_bytes(mamba, 4096, 9, 4) == selective_bytes(4096, 9, 32, 8)
+    assert chunks_bytes(Toy().spec(), 4096, 9, 2) == 0
