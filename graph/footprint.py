@@ -14,6 +14,9 @@ from treadle.graph.spec import (
     Attention,
     Csa,
     DecayAttention,
+    Delta,
+    Mamba1,
+    Mamba2,
     Mla,
     Mlp,
     ModelSpec,
@@ -122,7 +125,7 @@ def weight_rows(
     for name, info in weights.items():
         count = math.prod(info.shape)
         linear = name != "embed.weight" or spec.head.tied
-        if quantize == "int8" and linear and _quantises(name, info, device):
+        if quantize == "int8" and linear and name not in wide and _quantises(name, info, device):
             nbytes = count
             scales = f"{EXPERTS}, int8 scales" if len(info.shape) > 2 else "int8 scales"
             sizes[scales] = sizes.get(scales, 0) + count // INT8_GROUP * 4
@@ -265,12 +268,17 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
-    """Return every mixture of experts and the path of its weights."""
+def _paths(spec: ModelSpec) -> Iterator[tuple[str, Op]]:
+    """Return every op and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
             parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
-            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if isinstance(op, Moe))
+            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if op is not None)
+
+
+def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
+    """Return every mixture of experts and the path of its weights."""
+    yield from ((path, op) for path, op in _paths(spec) if isinstance(op, Moe))
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:
@@ -283,16 +291,13 @@ def _visited_share(spec: ModelSpec) -> dict[str, float]:
 
 
 def _float32_weights(spec: ModelSpec) -> Iterator[str]:
-    """Return the weights that stay in float32 whatever the model's dtype: those that experts are chosen by."""
-    for path, op in _moes(spec):
-        # a table of ids has 32 bits too
-        yield from (f"{path}.{name}" for name in ("correction", "expert_scale", "router_scale", "hash"))
-        if op.router.dtype == "float32":
-            yield from (f"{path}.router.weight", f"{path}.router.bias")
+    """Return the weights that stay in float32 whatever the model's dtype: what experts are chosen by, what says how
+    states decay, and what mixes residual streams."""
+    for path, op in _paths(spec):
+        yield from (f"{path}.{name}" for name in _wide_parts(op))
     for layer in spec.layers:
         for sub in layer.subs:
-            path = f"layers.{layer.index}.{sub.name}"
-            yield from (f"{path}.{name}" for name in (*HYPER, *_wide_parts(sub.op)))
+            yield from (f"layers.{layer.index}.{sub.name}.{name}" for name in HYPER)
     yield from (f"head_mix.{name}" for name in HYPER)
 
 
@@ -307,6 +312,12 @@ NO_LINEAR = (
 
 def _wide_parts(op: Op | None) -> tuple[str, ...]:
     match op:
+        case Moe():
+            # a table of ids has 32 bits too
+            chosen = ("correction", "expert_scale", "router_scale", "hash")
+            return (*chosen, *(("router.weight", "router.bias") if op.router.dtype == "float32" else ()))
+        case Delta() | Mamba1() | Mamba2():
+            return ("A_log", "D", "dt_bias", "dt.bias")
         case Mla() if op.index is not None:
             return ("index.w.weight",)
         case Csa():

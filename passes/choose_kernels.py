@@ -18,6 +18,12 @@ from treadle.kernels import registry
 from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
 
+UNSERVED = frozenset(
+    {"paged_relative_attention", "paged_compressed_attention", "decay_scan", "rglru", "token_shift", "wkv"}
+)
+"""Ops of which a GPU has no kernel: a reference that goes through sequences on the host is no way to serve there, and
+what it holds meanwhile is in no memory plan."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseKernels(Pass):
@@ -35,7 +41,7 @@ class ChooseKernels(Pass):
     def __call__(self, graph: Graph) -> Graph:
         """Return the LOWERED graph: each op an inline torch function or one opaque kernel.
 
-        Raises: ConfigError for an op without a kernel for a deterministic target.
+        Raises: ConfigError for an op without a kernel for the target.
         """
         registry.load_all()
 
@@ -53,6 +59,13 @@ class ChooseKernels(Pass):
             return registry.reference(name)
         attributes = _attributes(node)
         found = registry.candidates(name, self.target, attributes)
+        if name in UNSERVED and self.target.device != "cpu" and all(kernel.is_reference for kernel in found):
+            raise ConfigError(
+                f"{name} has no kernel for {self.target.device} yet",
+                key="hardware.device",
+                value=self.target.device,
+                nearest=["hardware=cpu", "passes.kernels=reference"],
+            )
         if not found:
             raise _unserved(name, self.target.device, attributes)
         if len(found) > 1 and not found[-1].inline:

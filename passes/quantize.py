@@ -82,7 +82,8 @@ def _edit_linear(editor: BodyEditor, call: Call, group: int) -> None:
 
 def _routes(node: Node) -> bool:
     """Return whether the results are what experts, or the keys of an attention, are chosen by."""
-    return any(user.target in map(ops.op, CHOICES) for user in node.users)
+    choosers = {ops.op(name) for name in CHOICES}
+    return any(user.target in choosers for user in node.users)
 
 
 def _edit_experts(editor: BodyEditor, call: Call, group: int) -> None:

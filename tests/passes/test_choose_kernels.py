@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from oracle import tiny
+from oracle_graph import graph_of
 from toy import HIDDEN, VOCAB, Toy
 
 from treadle.conf.errors import ConfigError
@@ -86,3 +89,19 @@ def test_an_op_that_no_invariant_kernel_computes_is_refused_by_name(monkeypatch:
     target = Target(device="cpu", page_tokens=4, deterministic=True)
     with pytest.raises(ConfigError, match=r"of .*float32 has no kernel for cpu.*passes\.deterministic=false"):
         run_passes(pipeline(PassesConfig(quantize="none", compile=False), target), Toy().graph())
+
+
+@pytest.mark.parametrize("case", ["inkling", "rwkv", "deepseek-v4", "minimax", "recurrent-gemma"])
+def test_what_a_gpu_has_no_kernel_for_is_refused_by_name(case: str) -> None:
+    _, graph = graph_of(tiny(case))
+    gpu = Target(device="cuda", features=frozenset({"sm_90"}), page_tokens=4)
+    with pytest.raises(ConfigError, match=r"has no kernel for cuda yet.*hardware=cpu or passes\.kernels=reference"):
+        run_passes(pipeline(PassesConfig(quantize="none", compile=False), gpu), graph)
+    run_passes(pipeline(PassesConfig(quantize="none", compile=False), replace(gpu, kernels="reference")), graph)
+
+
+@pytest.mark.parametrize("case", ["gemma4-shared", "gemma4-moe", "hy-v4"])
+def test_what_compilers_fuse_is_lowered_for_a_gpu_too(case: str) -> None:
+    _, graph = graph_of(tiny(case))
+    gpu = Target(device="cuda", features=frozenset({"sm_90"}), page_tokens=4, dtype="bfloat16")
+    run_passes(pipeline(PassesConfig(quantize="none", compile=False), gpu), graph)
