@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import Node
 
 from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter
-from treadle.graph.spec import Index
+from treadle.graph.spec import Index, SpecError
 
 CHOICE = "choice"
 """The stream in which a layer's choice reaches layers that have none of their own."""
@@ -24,6 +24,8 @@ def write_index(
     """
     count = min(index.topk, writer.model.options.max_len)
     if index.share:
+        if next(_indices(writer)).share:
+            raise SpecError(f"{path}: share = true, and no layer before has a choice of its own")
         return writer.input(CHOICE, Role.STREAM, ("T", count), torch.int32)
     q = writer.linear(low if index.q_from == "q_lora" else h, f"{path}.q", f"{name}_q")
     q = writer.view(q, (-1, index.heads, index.dim), f"{name}_q_heads")
@@ -57,5 +59,10 @@ def _weights(writer: LayerWriter, h: Node, path: str, name: str) -> Node:
 
 def _is_shared(writer: LayerWriter) -> bool:
     """Return whether some layer of the model reads another's choice."""
+    return any(index.share for index in _indices(writer))
+
+
+def _indices(writer: LayerWriter) -> Iterator[Index]:
+    """Return the choices of all layers, in order."""
     found = (getattr(sub.op, "index", None) for layer in writer.model.spec.layers for sub in layer.subs)
-    return any(index is not None and index.share for index in found)
+    return (index for index in found if isinstance(index, Index))
