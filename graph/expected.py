@@ -183,7 +183,7 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
         yield f"{path}.in_scale", Expected((hidden,), "norm")
     yield from _linear(f"{path}.router", routed + router.always, hidden, router.bias)
     if router.correction:
-        yield f"{path}.correction", Expected((routed,), "bias")
+        yield f"{path}.correction", Expected((routed,), "bias", router.correction is True)
     if router.hash:
         yield f"{path}.hash", Expected((-1, op.top_k), "ids")
     if router.learned_scale:
