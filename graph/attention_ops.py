@@ -20,8 +20,8 @@ SCHEMAS: dict[str, str] = {
     "paged_relative_attention": "(Tensor q, Tensor bias, Tensor arena, Tensor page_table, Tensor q_starts,"
     " Tensor kv_lens, Tensor layer_offset, int page_tokens, int kv_heads, int v_dim, float scale, int window=0)"
     " -> Tensor",
-    # index_q [T, HI, DI], index_k [T, DI], keys [B, L, 1, DI]: each index head chooses `topk` blocks of `block` keys, of
-    # which the last `local` are some, and its share of the query heads sees those
+    # index_q [T, HI, DI], index_k [T, DI], keys [B, L, 1, DI]: each index head chooses `topk` blocks of `block` keys,
+    # of which the last `local` are some, and its share of the query heads sees those
     "block_attention": "(Tensor q, Tensor k, Tensor v, Tensor index_q, Tensor index_k, Tensor(a!) kv, Tensor(b!) keys,"
     " Tensor seq_ids, Tensor positions, Tensor q_starts, Tensor kv_lens, float scale, int block, int topk, int local)"
     " -> Tensor",
