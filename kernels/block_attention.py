@@ -25,7 +25,8 @@ def choose_blocks(index_q: Tensor, index_k: Tensor, positions: Tensor, block: in
     places = torch.arange(length, device=index_k.device)
     seen = places <= positions.view(-1, 1)
     scores = torch.einsum("thd,sd->hts", index_q.float(), index_k.float()).masked_fill(~seen, float("-inf"))
-    best = F.pad(scores, (0, count * block - length), value=float("-inf")).unflatten(-1, (count, block)).amax(-1)
+    padded = F.pad(scores, (0, count * block - length), value=float("-inf"))
+    best = padded.view(*padded.shape[:2], count, block).amax(-1)
     if local:
         near = (positions.view(-1, 1) // block - torch.arange(local, device=positions.device)).clamp(min=0)
         best = best.scatter(-1, near.expand(len(best), -1, -1), float("inf"))
