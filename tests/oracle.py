@@ -29,6 +29,8 @@ from oracle_moe import pack_mxfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treadle.graph.source import read_config
+
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "oracle"
 
 
@@ -48,8 +50,7 @@ class Tiny:
     @property
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""
-        parsed: dict[str, Any] = json.loads((self.path / "config.json").read_text())
-        return parsed
+        return read_config(self.path)
 
 
 @cache
