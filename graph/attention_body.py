@@ -6,20 +6,19 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
+from treadle.graph.index_body import side_parts
 from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter, refuse
-from treadle.graph.spec import Attention, SpecError
+from treadle.graph.spec import Attention, Index, SpecError
 from treadle.graph.weights import AlibiSlopes, Ints
-
-_LATER = ("index",)
 
 
 def write_attention(writer: LayerWriter, op: Attention, h: Node, path: str, name: str) -> Node:
     """Append o(out_norm(gate * attention(q h, k h, v h)))."""
-    refuse(path, {field: getattr(op, field) for field in _LATER})
     if op.kv_from is not None:
         return _write_shared(writer, op, h, path, name)
     history, convs = _own_history(writer, op, path)
+    side = [] if op.index is None else [convs.pop(0)]
     q, k, v = _projections(writer, op, h, convs, path, name)
     q, k = (_position(writer, op, t, path, f"{name}_{p}", p) for t, p in ((q, "q"), (k, "k")))
     v = writer.norm(op.v_norm, v, f"{path}.v_norm", f"{name}_v_norm")
@@ -28,6 +27,8 @@ def write_attention(writer: LayerWriter, op: Attention, h: Node, path: str, name
         v = _paired_values(writer, op, v, name)
     if op.rel is not None:
         o = _attend_relative(writer, op, (q, k, v), history, h, path, name)
+    elif op.index is not None:
+        o = _attend_blocks(writer, op, op.index, (q, k, v), (history, *side), h, path, name)
     else:
         o = _attend(writer, op, (q, k, v), history, path, name)
     if op.diff is not None:
@@ -45,7 +46,7 @@ def _written(writer: LayerWriter, op: Attention, o: Node, h: Node, path: str, na
 
 def _write_shared(writer: LayerWriter, op: Attention, h: Node, path: str, name: str) -> Node:
     """Append queries over the keys and values that another layer has appended."""
-    refuse(path, {"diff": op.diff, "rel": op.rel})
+    refuse(path, {"diff": op.diff, "rel": op.rel, "index": op.index})
     q = writer.linear(h, f"{path}.q", f"{name}_q")
     if op.qk_norm is not None and op.qk_norm.scope == "full":
         q = writer.norm(op.qk_norm, q, f"{path}.q_norm", f"{name}_q_norm")
@@ -106,7 +107,7 @@ def _position(writer: LayerWriter, op: Attention, x: Node, path: str, name: str,
 
 
 def _own_history(writer: LayerWriter, op: Attention, path: str) -> tuple[Node, list[Node]]:
-    """Return the history that ``op`` appends to, and the states of its convolutions."""
+    """Return the history that ``op`` appends to, its side keys where it has an index, and states of convolutions."""
     kv, *convs = writer.keep(op, path)
     writer.model.kv_of_layer[int(path.split(".")[1])] = (op, writer.states[kv.name])
     return kv, convs
@@ -161,6 +162,20 @@ def _attend_relative(
     return writer.op(
         "relative_attention", *qkv, bias, kv, *_steps(writer), op.scale, op.window, label=f"{name}_attention"
     )
+
+
+def _attend_blocks(
+    writer: LayerWriter, op: Attention, index: Index, qkv: tuple[Node, Node, Node], states: tuple[Node, ...], h: Node,
+    path: str, name: str,
+) -> Node:  # fmt: skip
+    """Append the attention over the blocks of keys that a small attention chooses."""
+    fields = {field: getattr(op, field) for field in ("sinks", "softcap", "chunk", "window", "alibi", "diff")}
+    refuse(path, {**fields, "index.kind": index.kind != "block" and index.kind, "index.share": index.share})
+    q, k = side_parts(writer, index, h, h, f"{path}.index", f"{name}_index")
+    return writer.op(
+        "block_attention", *qkv, q, k, *states, *_steps(writer), op.scale, index.block, index.topk, index.local,
+        label=f"{name}_attention",
+    )  # fmt: skip
 
 
 def _paired_values(writer: LayerWriter, op: Attention, v: Node, name: str) -> Node:

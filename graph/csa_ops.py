@@ -1,7 +1,8 @@
-"""Attention over a window beside compressed rows (DeepSeek V4). ``graph.ops`` registers the ops.
+"""Attention over a window beside compressed rows (DeepSeek V4).
 
-A token leaves one row of R channels: its key D (which is its value too), then what compressed rows are made of: content
-and gate of W channels each, and with an index content and gate of WI channels each. W = D, or 2 D with ``overlap``.
+``graph.ops`` registers the ops. A token leaves one row of R channels: its key D (which is its value too), then what
+compressed rows are made of: content and gate of W channels each, and with an index content and gate of WI channels
+each. W = D, or 2 D with ``overlap``.
 """
 
 from __future__ import annotations

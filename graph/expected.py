@@ -183,7 +183,7 @@ def _moe(path: str, op: Moe, hidden: int) -> Iterator[tuple[str, Expected]]:
         yield f"{path}.in_scale", Expected((hidden,), "norm")
     yield from _linear(f"{path}.router", routed + router.always, hidden, router.bias)
     if router.correction:
-        yield f"{path}.correction", Expected((routed,), "bias")
+        yield f"{path}.correction", Expected((routed,), "bias", router.correction is True)
     if router.hash:
         yield f"{path}.hash", Expected((-1, op.top_k), "ids")
     if router.learned_scale:
@@ -226,6 +226,8 @@ def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Exp
         yield from _norm(f"{path}.v_norm", op.v_norm, op.v_head_dim).items()
     for name in "kv" if op.kv_conv else "":
         yield f"{path}.{name}_conv.weight", Expected((widths[name], op.kv_conv))
+    if op.index is not None:
+        yield from _index(f"{path}.index", op.index, hidden, hidden)
     if op.rel is not None:
         yield from _linear(f"{path}.r", op.heads * op.rel.dim, hidden, False)
         yield f"{path}.rel.weight", Expected((op.rel.extent, op.rel.dim))
@@ -380,7 +382,8 @@ def _index(path: str, index: Index, hidden: int, low: int) -> Iterator[tuple[str
     yield from _norm(f"{path}.q_norm", index.q_norm, index.dim).items()
     yield from _linear(f"{path}.k", index.dim, hidden, False)
     yield from _norm(f"{path}.k_norm", index.k_norm, index.dim).items()
-    yield f"{path}.w.weight", Expected((index.heads, hidden))
+    if index.kind == "dsa":
+        yield f"{path}.w.weight", Expected((index.heads, hidden))
 
 
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:

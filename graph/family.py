@@ -84,7 +84,8 @@ def family_for(config: Mapping[str, Any], search: Sequence[Path] = ()) -> str:
     families = known_families(search)
     inner, outer = text_config(config).get("model_type"), config.get("model_type")
     wanted = [str(kind) for kind in (inner, outer) if kind]
-    for kind in wanted:
+    # A wrapper with a family of its own knows better than the part that it has taken over.
+    for kind in reversed(wanted):
         if kind in families:
             return kind
     for family in families:

@@ -49,8 +49,8 @@ class Router(Data, frozen=True, kw_only=True):
     score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "softmax"
     score_after_topk: bool = False
     """scores are made of the chosen logits only"""
-    correction: bool = False
-    """a stored bias counts in the choice, not in the weights"""
+    correction: bool | Literal["optional"] = False
+    """a stored bias counts in the choice, not in the weights; optional: it is 0 where none is stored"""
     dtype: Literal["model", "float32"] = "model"
     """in which the router's product is made"""
     bias: bool = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import Node
 
 from treadle.graph.ir import Role
 from treadle.graph.layer_writer import LayerWriter
-from treadle.graph.spec import Index
+from treadle.graph.spec import Index, SpecError
 
 CHOICE = "choice"
 """The stream in which a layer's choice reaches layers that have none of their own."""
@@ -24,7 +24,19 @@ def write_index(
     """
     count = min(index.topk, writer.model.options.max_len)
     if index.share:
+        if next(_indices(writer)).share:
+            raise SpecError(f"{path}: share = true, and no layer before has a choice of its own")
         return writer.input(CHOICE, Role.STREAM, ("T", count), torch.int32)
+    q, k = side_parts(writer, index, h, low, path, name)
+    steps = [writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens")]
+    chosen = writer.op("index_select", q, k, _weights(writer, h, path, name), *state, *steps, count, label=name)
+    if _is_shared(writer):
+        writer.passed_on[CHOICE] = chosen
+    return chosen
+
+
+def side_parts(writer: LayerWriter, index: Index, h: Node, low: Node, path: str, name: str) -> tuple[Node, Node]:
+    """Append the queries [T, heads, dim] and keys [T, dim] of a choice."""
     q = writer.linear(low if index.q_from == "q_lora" else h, f"{path}.q", f"{name}_q")
     q = writer.view(q, (-1, index.heads, index.dim), f"{name}_q_heads")
     q = _turned(writer, index, writer.norm(index.q_norm, q, f"{path}.q_norm", f"{name}_q_norm"), f"{name}_q")
@@ -33,11 +45,7 @@ def write_index(
     if index.rope is not None:
         k = _turned(writer, index, writer.view(k, (-1, 1, index.dim), f"{name}_k_head"), f"{name}_k")
         k = writer.view(k, (-1, index.dim), f"{name}_k_turned")
-    steps = [writer.step(field) for field in ("seq_ids", "positions", "q_starts", "kv_lens")]
-    chosen = writer.op("index_select", q, k, _weights(writer, h, path, name), *state, *steps, count, label=name)
-    if _is_shared(writer):
-        writer.passed_on[CHOICE] = chosen
-    return chosen
+    return q, k
 
 
 def _turned(writer: LayerWriter, index: Index, x: Node, name: str) -> Node:
@@ -57,5 +65,10 @@ def _weights(writer: LayerWriter, h: Node, path: str, name: str) -> Node:
 
 def _is_shared(writer: LayerWriter) -> bool:
     """Return whether some layer of the model reads another's choice."""
+    return any(index.share for index in _indices(writer))
+
+
+def _indices(writer: LayerWriter) -> Iterator[Index]:
+    """Return the choices of all layers, in order."""
     found = (getattr(sub.op, "index", None) for layer in writer.model.spec.layers for sub in layer.subs)
-    return any(index is not None and index.share for index in found)
+    return (index for index in found if isinstance(index, Index))

@@ -53,7 +53,10 @@ def _attention(op: Attention, weights: Weights) -> Kept:
     layer = LayerKV(kv_heads=op.kv_heads, k_dim=op.head_dim, v_dim=op.cached_v_dim)
     widths = {"k_conv": op.kv_heads * op.head_dim, "v_conv": op.kv_heads * op.v_head_dim} if op.kv_conv else {}
     parts = {name: _conv(width, op.kv_conv, weights) for name, width in widths.items()}
-    return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts=parts)
+    appended = {"kv": layer}
+    if op.index is not None:
+        appended["keys"] = LayerKV(kv_heads=1, k_dim=op.index.dim, v_dim=0, kind="index")
+    return Kept(appended=appended, window=op.window, chunk=op.chunk, parts=parts)
 
 
 def _mla(op: Mla, weights: Weights) -> Kept:

@@ -54,7 +54,9 @@ class Index(Data, frozen=True, kw_only=True):
     share: bool = False
     """reuse the previous layer's choice"""
     block: Count = 0
+    """kind block: keys that are chosen together; ``topk`` counts blocks then"""
     local: Count = 0
+    """kind block: so many of the last blocks are always seen"""
 
 
 class Relative(Data, frozen=True, kw_only=True):

@@ -94,10 +94,12 @@ def _hashed(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) ->
 def _chosen(writer: LayerWriter, op: Moe, logits: Node, path: str, name: str) -> Node:
     """Append the choice by scores."""
     router, groups = op.router, op.router.groups
+    stored = f"{path}.correction" in writer.model.tensors
+    corrected = stored if router.correction == "optional" else router.correction
     return writer.op(
         "route",
         logits,
-        writer.float32(f"{path}.correction", f"{name}_correction") if router.correction else None,
+        writer.float32(f"{path}.correction", f"{name}_correction") if corrected else None,
         writer.float32(f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
         op.top_k,
         "sparsemixer" if router.sparsemixer else router.score,

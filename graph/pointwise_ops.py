@@ -1,6 +1,6 @@
-"""Ops of feed-forwards and routers that only some families have. ``graph.ops`` registers them beside its own.
+"""Ops of feed-forwards and routers that only some families have.
 
-Legend: T tokens, C channels, E experts, k experts a token, V vocabulary.
+``graph.ops`` registers them beside its own. Legend: T tokens, C channels, E experts, k experts a token, V vocabulary.
 """
 
 from __future__ import annotations

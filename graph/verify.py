@@ -71,6 +71,7 @@ LEVEL_OPS = {
         "norm_rope_cache_write",
         "paged_attention",
         "paged_relative_attention",
+        "paged_block_attention",
         "paged_compressed_attention",
         "latent_write",
         "paged_latent_attention",

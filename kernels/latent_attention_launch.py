@@ -53,8 +53,9 @@ def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: i
     rows = min(max(16, int(triton.next_power_of_2(together))), 64)
     if width > 512:
         return Tiles(rows=min(rows, 32), block=32, warps=8, stages=1)
-    if rows <= 32:
-        return Tiles(rows=rows, block=32, warps=4, stages=3, occupancy=2 if width <= 256 else 1)
+    if rows <= 32 and width <= 256:
+        return Tiles(rows=rows, block=32, warps=4, stages=3, occupancy=2)
+    # Four warps of wide rows spill registers.
     return Tiles(rows=rows, block=32, warps=8, stages=3)
 
 

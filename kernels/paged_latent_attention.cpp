@@ -19,6 +19,7 @@ constexpr int64_t TILE = 64;
 constexpr int64_t BLOCK_ROWS = 96;  // rows of a unit at most
 constexpr int ROWS = 6;             // rows of a register block
 constexpr int COLUMNS = 4;          // vectors of a register block
+constexpr int64_t MOST_FLOATS = int64_t(1) << 25;  // of results of spans that wait to be joined
 
 thread_local Scratch scratch;       // of the unit at hand
 thread_local Scratch span_results;  // of the call, owned by the thread that makes it
@@ -282,12 +283,13 @@ void run(const Problem& p, int64_t sequences, int64_t tokens, int threads) {
     int64_t partial = 0;
     for (int64_t b = 0; b < int64_t(blocks.size()); b++) {
         const int64_t spans = spans_of(blocks[b]);
-        if (!few || spans <= 1) {
+        const int64_t size = spans * Running::size(tall_of(blocks[b]), padded(p.v_dim));
+        if (!few || spans <= 1 || partial + size > MOST_FLOATS) {
             units.push_back({b, 0, true});
             continue;
         }
         blocks[b].partial = partial;
-        partial += spans * Running::size(tall_of(blocks[b]), padded(p.v_dim));
+        partial += size;
         for (int64_t i = 0; i < spans; i++) units.push_back({b, first_span(blocks[b]) + i, false});
     }
     float* partials = span_results.reserve(partial);

@@ -71,6 +71,7 @@ OP_MODULES = (
     "token_shift",
     "wkv",
     "compressed_attention",
+    "block_attention",
     "head_linear",
     "latent_attention",
     "latent_write",

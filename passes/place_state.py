@@ -47,6 +47,8 @@ def _edit(editor: BodyEditor, call: Call, page_tokens: int) -> None:
         _place_relative(editor, call, node, page_tokens)
     for node in editor.find("latent_attention", "index_select"):
         _place_latent(editor, call, node, page_tokens)
+    for node in editor.find("block_attention"):
+        _place_blocks(editor, call, node, page_tokens)
     for node in editor.find("compressed_attention"):
         _place_compressed(editor, call, node, page_tokens)
     for node in editor.body.placeholders:
@@ -147,5 +149,23 @@ def _place_compressed(editor: BodyEditor, call: Call, node: Node, page_tokens: i
         placed = editor.op(
             "paged_compressed_attention", a["q"], arena, table, a["q_starts"], a["kv_lens"], offset, page_tokens,
             row_dim, *rest, label=node.name,
+        )  # fmt: skip
+    editor.swap(node, placed)
+
+
+def _place_blocks(editor: BodyEditor, call: Call, node: Node, page_tokens: int) -> None:
+    a = arguments(node)
+    arena, table = _arena(editor), editor.step("page_table")
+    offset, side = (_bind_offset(editor, call, as_node(a[name])) for name in ("kv", "keys"))
+    heads, v_dim = (int(size) for size in a["v"].meta["val"].shape[-2:])
+    with editor.before(node):
+        _write(editor, node, arena, table, offset, page_tokens)
+        editor.op(
+            "latent_write", a["index_k"], arena, table, a["seq_ids"], a["positions"], side, page_tokens,
+            label=f"{node.name}_side_write",
+        )  # fmt: skip
+        placed = editor.op(
+            "paged_block_attention", a["q"], a["index_q"], arena, table, a["q_starts"], a["kv_lens"], offset, side,
+            page_tokens, heads, v_dim, a["scale"], a["block"], a["topk"], a["local"], label=node.name,
         )  # fmt: skip
     editor.swap(node, placed)

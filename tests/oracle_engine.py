@@ -22,7 +22,8 @@ DISTINCT = (
     "mpt-clip", "gpt2-inverse-scale", "gptj", "openai-gpt", "ctrl", "opt-350m", "xglm",
     "mixtral", "qwen3-moe-sparse", "qwen2-moe", "gpt-oss", "dots1", "hy-v3", "mimo-v2-flash", "minimax-m2", "phimoe",
     "dbrx-options", "ernie4-5-moe", "afmoe", "laguna", "cohere2-moe", "llama4-options",
-    "deepseek-v2", "deepseek-v3-options", "minicpm3", "deepseek-v32", "glm-moe-dsa", "axk2-groups", "longcat-flash", "kimi-linear",
+    "deepseek-v2", "deepseek-v3-options", "minicpm3", "deepseek-v32", "glm-moe-dsa", "axk2-groups", "longcat-flash",
+    "kimi-linear", "gemma4-shared", "gemma4-moe", "hy-v4-options", "deepseek-v4", "minimax-m3-options",
 )  # fmt: skip
 """Every way to attend, to know positions, to sum residuals and to choose experts, each once."""
 

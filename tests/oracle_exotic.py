@@ -82,6 +82,23 @@ V4: Mapping[str, Any] = {
     "rope_theta": 777.0,
     "compress_rope_theta": 4321.0,
 }
+BLOCKS = "minimax_m3_sparse"
+M3: Mapping[str, Any] = {
+    "intermediate_size": 32,
+    "dense_intermediate_size": 64,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "layer_types": [BLOCKS, FULL, BLOCKS],
+    "mlp_layer_types": [DENSE, SPARSE, SPARSE],
+    "index_n_heads": 2,
+    "index_head_dim": 24,
+    "index_block_size": 4,
+    "index_topk_blocks": 3,
+    "index_local_blocks": 1,
+    "rotary_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 4321.0, "partial_rotary_factor": 0.5},
+}
 EXOTIC: dict[str, Case] = {
     "gemma4": Case("gemma4_text", GEMMA4),
     "gemma4-moe": Case(
@@ -138,5 +155,14 @@ EXOTIC: dict[str, Case] = {
          "swiglu_limit": 0.7, "routed_scaling_factor": 1.1, "partial_rotary_factor": 0.25,
          "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
                              "beta_fast": 16.0, "beta_slow": 2.0}},
+    ),
+    "minimax-m3": Case("minimax_m3_vl_text", M3),
+    "minimax-m3-options": Case(
+        "minimax_m3_vl_text",
+        {**M3, "layer_types": LEFT_OUT, "mlp_layer_types": LEFT_OUT, "moe_layer_freq": [1, 0, 1], "swiglu_alpha": 1.3,
+         "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1], "sparse_num_index_heads": 4,
+                                     "sparse_index_dim": 16, "sparse_block_size": 3, "sparse_topk_blocks": 4,
+                                     "sparse_local_block": 2},
+         "swiglu_limit": 0.9, "routed_scaling_factor": 1.3, "tie_word_embeddings": True},
     ),
 }  # fmt: skip

@@ -42,7 +42,8 @@ def test_logits_equal_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("family", known_families())
 def test_every_family_has_an_oracle(family: str) -> None:
-    assert family in {case.model_type for case in CASES.values()}
+    # transformers does not have Kimi K3: test_kimi_k3.py writes it out
+    assert family in {"kimi_k3", *(case.model_type for case in CASES.values())}
 
 
 def test_values_by_layer() -> None:

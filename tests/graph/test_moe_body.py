@@ -92,6 +92,21 @@ def test_zero_experts_return_their_input() -> None:
     assert visited, "a test of nothing"
 
 
+def test_a_correction_may_be_read_where_it_is_stored_only() -> None:
+    x, h = inputs()
+    tensors = weights(correction=(E,))
+    plain, corrected, perhaps = (
+        Moe(experts=E, top_k=K, router=Router(correction=kind)) for kind in (False, True, "optional")
+    )
+    stored = run(perhaps, tensors, x, h)
+    assert torch.equal(stored, run(corrected, tensors, x, h))
+    without = {name: tensor for name, tensor in tensors.items() if "correction" not in name}
+    assert torch.equal(run(perhaps, without, x, h), run(plain, without, x, h))
+    assert not torch.equal(stored, run(plain, without, x, h)), "a test of nothing"
+    with pytest.raises(SpecError, match=r"the checkpoint has no layers\.0\.mlp\.correction"):
+        run(corrected, without, x, h)
+
+
 def test_experts_that_all_visit_come_behind_the_others() -> None:
     x, h = inputs()
     tensors = weights(

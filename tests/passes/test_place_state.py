@@ -1,6 +1,8 @@
 """Before / Expected of PlaceState; the numeric proof of every form is in test_pipeline."""
 
 from one_layer import spec_of
+from oracle import tiny
+from oracle_graph import graph_of
 from toy import Toy, lines
 
 from treadle.graph.build import BuildOptions, build
@@ -60,3 +62,26 @@ def test_latents_and_the_keys_that_choose_among_them_have_slots_of_their_own() -
     ]
     kept = [(layer.kind, layer.k_dim, layer.v_dim) for layer in before.state.full.layers]
     assert kept == [("latent", 24, 0), ("index", 8, 0)]
+
+
+def everything(graph: Graph) -> list[str]:
+    return [line for body in graph.bodies for line in lines(graph, body)]
+
+
+def test_shared_keys_are_read_where_another_layer_stored_them() -> None:
+    _, before = graph_of(tiny("gemma4-shared"))
+    after = PlaceState()(before)
+    stored = sum("op.cache_write(" in line for line in everything(after))
+    assert stored == sum("op.attention(" in line for line in everything(before)) > 0
+    offsets = {call.layer: call.weights["kv_offset"] for call in after.calls if call.layer is not None}
+    assert offsets[3] == offsets[4] == offsets[1]
+    assert offsets[5] == offsets[2] != offsets[1]
+
+
+def test_rows_of_compressed_attention_are_stored_like_latents() -> None:
+    _, before = graph_of(tiny("deepseek-v4"))
+    text = everything(PlaceState()(before))
+    placed = [line for line in text if "op.paged_compressed_attention(" in line]
+    assert len(placed) == 2
+    assert all("arena, page_table, q_starts, kv_lens, rows_offset, 4," in line for line in placed)
+    assert sum("op.latent_write(" in line for line in text) == 3
