@@ -217,7 +217,7 @@ class _Planner:
     def choose_checkpoints(self, arena: int, max_len: int) -> int:
         """Return the bytes that checkpoints may take; refuse what holds none."""
         asked = self.work.checkpoints
-        if not self.state.needs_checkpoints or asked == 0:
+        if asked == 0:
             return 0
         most = arena - self.state.scratch_bytes
         if asked is None:

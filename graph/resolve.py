@@ -133,7 +133,11 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(deployment.kv, memory=str(plan.arena_bytes)),
+        kv=replace(
+            deployment.kv,
+            memory=str(plan.arena_bytes),
+            checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes),
+        ),
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,

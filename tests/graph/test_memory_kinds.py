@@ -159,6 +159,7 @@ def test_a_deployment_may_bound_them(tmp_path: Path) -> None:
     given = ["model=hf", f"model.path='{tmp_path}'", "model.weights=dummy", "hardware.memory=4GiB", "kv.memory=200MiB"]
     made = resolve(compose([*given, "kv.checkpoints=25%"]))
     assert made.plan.checkpoint_bytes == 50 * MIB
+    assert made.deployment.kv.checkpoints == str(50 * MIB)
     assert resolve(made.deployment).plan == made.plan
     assert resolve(compose([*given, "kv.checkpoints=auto"])).plan.checkpoint_bytes == 194 * MIB
     assert resolve(compose([*given, "kv.checkpoints=30MiB"])).plan.checkpoint_bytes == 30 * MIB
