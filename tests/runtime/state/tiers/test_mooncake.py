@@ -76,7 +76,7 @@ def test_engines_share_what_sinks_and_start_a_master_where_none_is_given() -> No
 @needs_mooncake
 def test_a_master_that_hangs_and_dies_costs_misses_until_it_is_back() -> None:
     with master() as service:
-        link, _ = shared(service.address, limit_s=1.0)
+        link, _ = shared(service.address, limit_s=2.0)
         with engine(link) as e:
             e.sink(1, 2)
             until(lambda: e.tiers.stats().stores["mooncake"].calls["save"].done == 2, e.tiers)
