@@ -94,6 +94,15 @@ class HostPool:
         entry = self._entries.get(key)
         return entry is not None and entry.ready
 
+    def keys(self) -> list[bytes]:
+        """Return the keys of all objects, at one moment."""
+        with self._lock:
+            return list(self._entries)
+
+    def is_placed(self, key: bytes) -> bool:
+        """Whether a key has a place, ready or not."""
+        return key in self._entries
+
     def reserve(self, key: bytes, num_bytes: int) -> Entry | None:
         """Return a place for an object, held and not yet ready; None if there is no room or the key has a place."""
         with self._lock:

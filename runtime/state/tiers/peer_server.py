@@ -6,8 +6,8 @@ import contextlib
 import socket
 import threading
 
-from treadle.runtime.state.tiers.store import Scope, StoreError
-from treadle.runtime.state.tiers.wire import MAX_KEYS, Found, Load, Lookup, Request, Wire, greet
+from treadle.runtime.state.tiers.store import Scope
+from treadle.runtime.state.tiers.wire import Found, Load, Lookup, Request, Wire, greet
 
 GREETING_S = 5.0
 MAX_CONNECTIONS = 64
@@ -25,7 +25,7 @@ class PeerServer:
         self.port: int = self._socket.getsockname()[1]
         self._wires: set[Wire] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
         self.sent_bytes = 0
         self.turned_away = 0
         self._thread = threading.Thread(target=self._accept, name="peer accept", daemon=True)
@@ -33,7 +33,7 @@ class PeerServer:
 
     def close(self) -> None:
         """End all connections."""
-        self._closed = True
+        self._closing.set()
         # Closing alone does not wake the thread that accepts.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -45,11 +45,12 @@ class PeerServer:
         self._thread.join(1.0)
 
     def _accept(self) -> None:
-        while not self._closed:
+        while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                if self._closed:
+                # Too many files are open, perhaps; not for ever.
+                if self._closing.wait(0.1):
                     return
                 continue
             wire = Wire(connection)
@@ -67,24 +68,24 @@ class PeerServer:
         try:
             wire.limit(GREETING_S)
             greet(wire, self._key, first=False)
-            while not self._closed:
+            while not self._closing.is_set():
                 # Nothing is held while the other side has nothing to ask.
                 wire.limit(None)
-                request = wire.receive(Request)  # type: ignore[arg-type]
+                request: Request = wire.receive(Request)  # type: ignore[arg-type]
                 wire.limit(self._limit_s)
                 self._answer(wire, request)
-        except StoreError:
-            self.turned_away += 1
         except OSError:
+            # The other side is gone.
             pass
+        # Whatever it sent costs its own connection.
+        except Exception:
+            self.turned_away += 1
         finally:
             with self._lock:
                 self._wires.discard(wire)
             wire.close()
 
     def _answer(self, wire: Wire, request: Request) -> None:
-        if len(request.keys) > MAX_KEYS:
-            raise StoreError(f"{len(request.keys)} keys at once")
         match request:
             case Lookup(keys=keys):
                 wire.send(Found(list(self._scope.holds(keys))))
