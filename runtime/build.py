@@ -150,11 +150,8 @@ def checkpoint_bytes(kv: KVConfig, arena_bytes: int) -> int | None:
 def _open_tiers(resolved: Resolved, backend: Backend, arena: Arena, state: State, stream: Stream) -> Tiers | None:
     """Return where state goes that leaves the arena; the same model in the same layout finds it again."""
     deployment = resolved.deployment
-    return open_tiers(
-        deployment.kv, backend, arena.bytes, stream, sizes=[pool.item_bytes for pool in arena.pools],
-        model=f"{deployment.model.content} {deployment.model.seed}",
-        layout=f"{state} {deployment.passes.quantize} {deployment.hardware.device}",
-    )  # fmt: skip
+    model = f"{deployment.model.content} {deployment.model.seed} {deployment.passes.quantize}"
+    return open_tiers(deployment.kv, backend, arena.bytes, stream, state=state, model=model)
 
 
 def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
