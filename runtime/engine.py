@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -234,8 +235,10 @@ class Engine:
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
-        fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
-        return Stats(**fields | {"finished": dict(stats.finished), "step_tokens": list(stats.step_tokens)})
+        stats.prefix_missed_tokens = scheduler.memory.cache.misses.tokens
+        stats.recomputed_tokens = scheduler.memory.recomputed
+        fields = {name: copy(getattr(stats, name)) for name in stats.__struct_fields__}
+        return Stats(**fields)
 
     def close(self) -> None:
         """End the stream; what is in flight is finished first."""

@@ -211,6 +211,10 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     """tokens fed to the program, prompts and decodes"""
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_missed_tokens: dict[str, int] = {}
+    """reason -> tokens of prompts that were computed"""
+    recomputed_tokens: dict[str, int] = {}
+    """cause -> tokens that were computed again after a preemption"""
     preemptions: int = 0
     steps: int = 0
     step_tokens: list[int] = []

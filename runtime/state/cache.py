@@ -11,9 +11,17 @@ from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.digest import item_key
 from treadle.runtime.state.holders import Holders
-from treadle.runtime.state.prefix import Match, Node, PrefixTree
+from treadle.runtime.state.misses import Misses
+from treadle.runtime.state.node import Match, Node
+from treadle.runtime.state.prefix import PrefixTree
 from treadle.runtime.state.room import Room
 from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
+
+BEGINS_ANSWER = 4
+"""Tokens at a prompt's end that may differ when its answer is history: what opens the thinking."""
+
+
+RECENT_CHECKPOINTS = 2
 
 
 class PrefixCache:
@@ -33,6 +41,9 @@ class PrefixCache:
             arena.pool(0), state.page_tokens, self.snapshots, needs_snapshots=state.needs_checkpoints
         )
         self.room = Room(arena, state, self.tree, holders, max_step_tokens)
+        self.misses = Misses(self.tree, state.page_tokens)
+        self.tree.on_release(self.misses.note_pages)
+        self.tree.dropped = self.misses.note_snapshot
         self._step = 0
         # What the step being planned copies from or to; locked until it is planned.
         self._fixed: list[Snapshot] = []
@@ -46,6 +57,38 @@ class PrefixCache:
         if match.snapshot is not None:
             self.lock(match.snapshot)
         return match
+
+    def explain(self, sequence: Sequence, match: Match) -> dict[str, int]:
+        """Return why the tokens of a new prompt that are computed are, by reason; dead answers go first."""
+        self._demote_dead(sequence, match)
+        return self.misses.explain(sequence, match, self.enabled)
+
+    def _demote_dead(self, sequence: Sequence, match: Match) -> None:
+        """Let answers be evicted first that the same conversation went on without.
+
+        Templates strip the thinking of earlier turns: a prompt that knows all of an earlier one, but for what began
+        the answer, and goes on otherwise, leaves that answer behind for good.
+        """
+        node = match.deepest
+        parted = match.known + node.common_tokens(sequence.tokens, self._page_tokens)
+        for child in list(node.children.values()):
+            answers = [each.answer for each in child.below() if each.answer]
+            if answers and all(start <= parted + BEGINS_ANSWER and start < sequence.prompt_len for start in answers):
+                self.tree.demote(child)
+
+    def supersede(self, sequence: Sequence) -> None:
+        """Let checkpoints go first that a conversation has left behind.
+
+        The last two on its way stay as they are, to go on from and to answer the last turn again, and so do those at
+        which others part.
+        """
+        recent = 0
+        for node in sequence.node.path() if sequence.node is not None else ():
+            if node.snapshots and recent < RECENT_CHECKPOINTS:
+                recent += 1
+            elif len(node.children) == 1:
+                for snapshot in node.snapshots:
+                    self.snapshots.demote(snapshot)
 
     def dismiss(self, match: Match) -> None:
         """Undo the locks of a match that is not used."""
@@ -91,20 +134,21 @@ class PrefixCache:
             self.tree.unlock(sequence.node)
             sequence.node = None
 
-    def checkpoint(self, sequence: Sequence) -> None:
+    def checkpoint(self, sequence: Sequence) -> Snapshot | None:
         """Keep what the step being planned leaves behind a sequence's chunk, which ends with a page.
 
-        Windows are shared, the block is copied behind the program. Where there is no room there is no checkpoint.
+        Windows are shared, the block is copied behind the program. Where there is no room there is no checkpoint; where
+        there is one already, none is made.
         """
         node, position = sequence.node, sequence.computed
         assert node is not None, "the pages up to a checkpoint are in the tree"
         if any(not each.tail for each in node.snapshots):
-            return
+            return None
         need = {} if self._block is None else {self._block: 1}
         if not self._keep_budget(sum(self._arena.pool(kind).item_bytes for kind in need)):
-            return
+            return None
         if not self.room.fits(need) or not self.room.make(need):
-            return
+            return None
         items = [(), *self._share_windows(sequence, position)]
         if self._block is not None:
             assert sequence.block is not None
@@ -115,6 +159,7 @@ class PrefixCache:
         self.tree.keep(node, snapshot)
         self.lock(snapshot)
         self._fixed.append(snapshot)
+        return snapshot
 
     def leave_tail(self, sequence: Sequence, *, comes_back: bool) -> tuple[Node, Snapshot] | None:
         """Keep the state of a sequence that leaves, whose full pages are in the tree: what it holds changes owner.

@@ -20,7 +20,7 @@ from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
-from treadle.runtime.state.prefix import Match
+from treadle.runtime.state.node import Match
 from treadle.runtime.state.restorer import Restorer
 from treadle.runtime.state.room import Counts
 from treadle.runtime.state.sinker import Sinker
@@ -69,6 +69,9 @@ class StateMemory:
         )
         self._room = self.cache.room
         self.tiers: Tiers | None = None
+        self.recomputed = {"evicted": 0, "failed": 0}
+        """tokens of preempted requests that were computed again: there was no room for their state anywhere, or a tier
+        did not give it back"""
 
     def attach(self, tiers: Tiers, flight_bytes: int) -> None:
         """Let state go to ``tiers``, about ``flight_bytes`` at a time, and come back."""
@@ -133,9 +136,16 @@ class StateMemory:
         if snapshot is not None and snapshot.locks == 1 and not takes:
             takes = not self._room.fits(self._needs(sequence, match, False), beside)
         need = self._needs(sequence, match, takes)
-        if not self._room.fits(need, beside) or not self._room.make(need):
+        if not self._room.fits(need, beside):
             self.cache.dismiss(match)
             return False
+        reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}
+        if not self._room.make(need):
+            self.cache.dismiss(match)
+            return False
+        self.cache.misses.add(reasons)
+        if sequence.left > match.position:
+            self.recomputed["failed" if sequence.failed else "evicted"] += sequence.left - match.position
         sequence.node = match.node
         sequence.computed = match.position
         self._fill(sequence, match, takes)
@@ -222,14 +232,21 @@ class StateMemory:
         """
         if self.cache.enabled:
             self.cache.remember(sequence, sequence.computed)
+        snapshot = None
         if sequence.stops and sequence.computed == sequence.stops[-1]:
             sequence.stops.pop()
-            self.cache.checkpoint(sequence)
+            snapshot = self.cache.checkpoint(sequence)
+        prompt_ends = sequence.computed == sequence.prefill_end and self.cache.enabled
+        if self.tiers is not None and sequence.node is not None and (snapshot is not None or prompt_ends):
+            self._sinker.offer(sequence.node, snapshot)
 
     def vacate(self, sequence: Sequence, *, comes_back: bool = False) -> None:
         """Take back all that a sequence holds. What is valid is kept for as long as its memory is not needed."""
         if self.cache.enabled or comes_back:
             self.cache.remember(sequence, sequence.num_valid)
+            if sequence.node is not None and not comes_back:
+                sequence.node.answer = sequence.prompt_len
+                self.cache.supersede(sequence)
             kept = None
             if comes_back or self._state.needs_checkpoints:
                 kept = self.cache.leave_tail(sequence, comes_back=comes_back)
@@ -238,6 +255,7 @@ class StateMemory:
                 if node is not None:
                     self._sinker.offer(node, snapshot, urgent=comes_back)
         sequence.asked = sequence.looked = False
+        sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:
             self.cache.forget(sequence)

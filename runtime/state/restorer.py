@@ -16,8 +16,8 @@ from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.digest import chain
 from treadle.runtime.state.holders import Holders
+from treadle.runtime.state.node import TOKEN_BYTES, Node
 from treadle.runtime.state.pool import Handle
-from treadle.runtime.state.prefix import TOKEN_BYTES, Node
 from treadle.runtime.state.room import Counts
 from treadle.runtime.state.sinker import Sinker
 from treadle.runtime.state.snapshots import NEVER, Snapshot
@@ -83,7 +83,12 @@ class Restorer:
         if job is not None and not job.position:
             return True
         sequence.asked = True
-        if job is None or not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
+        self._asked.pop(sequence, None)
+        if job is None:
+            return False
+        self._cache.tree.lock(job.base)
+        if not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
+            self._cache.tree.unlock(job.base)
             return False
         self._take(sequence, job)
         return True
@@ -118,8 +123,8 @@ class Restorer:
         match = self._cache.tree.match(tokens, salt)
         most = max(len(tokens) - 1, 0)
         tree, base, size = self._cache.tree, match.deepest, self._page_tokens
-        digests = [*tree.digests(tree.root_of(base))]
-        for node in reversed([*tree.path(base)]):
+        digests = [*tree.digests(base.root)]
+        for node in reversed([*base.path()]):
             digests += tree.digests(node)
         behind = tokens[base.end * size : most // size * size].tobytes()
         new = chain(digests[-1], behind, size * TOKEN_BYTES)
@@ -158,8 +163,6 @@ class Restorer:
         return False
 
     def _take(self, sequence: Sequence, job: _Job) -> None:
-        self._asked.pop(sequence, None)
-        self._cache.tree.lock(job.base)
         job.taken = [[] for _ in self._arena.pools]
         for kind, count in job.need().items():
             holders = self._holders.get(kind)
@@ -219,4 +222,5 @@ class Restorer:
             pool.release(handles)
         tree.unlock(job.base)
         self.restored_tokens += min(restored, job.position)
-        self.failed_tokens += max(job.position - restored, 0)
+        sequence.failed = max(job.position - restored, 0)
+        self.failed_tokens += sequence.failed

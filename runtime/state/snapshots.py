@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from treadle.runtime.state.pool import Handle, Pool
 
 if TYPE_CHECKING:
-    from treadle.runtime.state.prefix import Node
+    from treadle.runtime.state.node import Node
 
 NEVER = -1
 """the last use of what is to be evicted first"""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Snapshot:
     """State behind ``position`` tokens, the last ``tail`` of which fill no page yet."""
 
