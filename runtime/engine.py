@@ -9,8 +9,8 @@ import random
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,7 @@ from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.report import report
 from treadle.runtime.state.tiers.tiers import Tiers
 from treadle.runtime.stepper import Executor, Stepper
 
@@ -65,6 +66,8 @@ class EngineSettings:
     prefix_cache: bool = True
     checkpoint_bytes: int | None = None
     """what checkpoints may take of the arena; None: all that nothing else needs"""
+    planned_bytes: Mapping[str, int] = field(default_factory=dict)
+    """what the memory plan gives each kind of state"""
     flight_bytes: int = 256 << 20
     """state that is on its way out of the arena at a time"""
     checkpoint_tokens: int = 64
@@ -234,6 +237,7 @@ class Engine:
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
+        report(stats, self._memory, self._settings.planned_bytes)
         fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
         return Stats(**fields | {"finished": dict(stats.finished), "step_tokens": list(stats.step_tokens)})
 

@@ -86,6 +86,10 @@ class StateMemory:
         """Pages of the first group that there could be, beside what other kinds hold."""
         return self.arena.available(0) + self.pages.used
 
+    def evictable(self, kind: int) -> int:
+        """Return how many items of a kind are kept for later requests alone."""
+        return self._room.evictable_pages if kind == 0 else self._holders[kind].evictable
+
     @property
     def busy(self) -> bool:
         """Whether anything is on its way to a tier or back."""
