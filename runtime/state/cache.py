@@ -91,20 +91,21 @@ class PrefixCache:
             self.tree.unlock(sequence.node)
             sequence.node = None
 
-    def checkpoint(self, sequence: Sequence) -> None:
+    def checkpoint(self, sequence: Sequence) -> Snapshot | None:
         """Keep what the step being planned leaves behind a sequence's chunk, which ends with a page.
 
-        Windows are shared, the block is copied behind the program. Where there is no room there is no checkpoint.
+        Windows are shared, the block is copied behind the program. Where there is no room there is no checkpoint; where
+        there is one already, none is made.
         """
         node, position = sequence.node, sequence.computed
         assert node is not None, "the pages up to a checkpoint are in the tree"
         if any(not each.tail for each in node.snapshots):
-            return
+            return None
         need = {} if self._block is None else {self._block: 1}
         if not self._keep_budget(sum(self._arena.pool(kind).item_bytes for kind in need)):
-            return
+            return None
         if not self.room.fits(need) or not self.room.make(need):
-            return
+            return None
         items = [(), *self._share_windows(sequence, position)]
         if self._block is not None:
             assert sequence.block is not None
@@ -115,6 +116,7 @@ class PrefixCache:
         self.tree.keep(node, snapshot)
         self.lock(snapshot)
         self._fixed.append(snapshot)
+        return snapshot
 
     def leave_tail(self, sequence: Sequence, *, comes_back: bool) -> tuple[Node, Snapshot] | None:
         """Keep the state of a sequence that leaves, whose full pages are in the tree: what it holds changes owner.

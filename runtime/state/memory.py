@@ -226,9 +226,13 @@ class StateMemory:
         """
         if self.cache.enabled:
             self.cache.remember(sequence, sequence.computed)
+        snapshot = None
         if sequence.stops and sequence.computed == sequence.stops[-1]:
             sequence.stops.pop()
-            self.cache.checkpoint(sequence)
+            snapshot = self.cache.checkpoint(sequence)
+        prompt_ends = sequence.computed == sequence.prefill_end and self.cache.enabled
+        if self.tiers is not None and sequence.node is not None and (snapshot is not None or prompt_ends):
+            self._sinker.offer(sequence.node, snapshot)
 
     def vacate(self, sequence: Sequence, *, comes_back: bool = False) -> None:
         """Take back all that a sequence holds. What is valid is kept for as long as its memory is not needed."""

@@ -23,7 +23,7 @@ TOKEN_TYPE = "i"
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """A run of pages after the parent's. ``locks``: sequences that use this node or one below it."""
 

@@ -83,7 +83,12 @@ class Restorer:
         if job is not None and not job.position:
             return True
         sequence.asked = True
-        if job is None or not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
+        self._asked.pop(sequence, None)
+        if job is None:
+            return False
+        self._cache.tree.lock(job.base)
+        if not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
+            self._cache.tree.unlock(job.base)
             return False
         self._take(sequence, job)
         return True
@@ -158,8 +163,6 @@ class Restorer:
         return False
 
     def _take(self, sequence: Sequence, job: _Job) -> None:
-        self._asked.pop(sequence, None)
-        self._cache.tree.lock(job.base)
         job.taken = [[] for _ in self._arena.pools]
         for kind, count in job.need().items():
             holders = self._holders.get(kind)

@@ -20,7 +20,7 @@ NEVER = -1
 """the last use of what is to be evicted first"""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Snapshot:
     """State behind ``position`` tokens, the last ``tail`` of which fill no page yet."""
 

@@ -165,6 +165,7 @@ def scripts(draw: st.DrawFn) -> list[tuple[str, object]]:
     prefix_cache=st.booleans(),
     captured=st.booleans(),
     checkpoint_bytes=st.none() | st.integers(0, 8192),
+    host_bytes=st.just(0) | st.integers(8192, 1 << 17),
 )
 def test_any_schedule_gives_right_tokens_and_leaks_nothing(
     script: list[tuple[str, object]],
@@ -177,6 +178,7 @@ def test_any_schedule_gives_right_tokens_and_leaks_nothing(
     prefix_cache: bool,
     captured: bool,
     checkpoint_bytes: int | None,
+    host_bytes: int,
 ) -> None:
     bench = Bench(
         state=STATES[name],
@@ -188,6 +190,7 @@ def test_any_schedule_gives_right_tokens_and_leaks_nothing(
         overlap=overlap,
         prefix_cache=prefix_cache,
         checkpoint_bytes=checkpoint_bytes,
+        host_bytes=host_bytes,
     )
     longest = bench.engine._max_tokens
     expected: dict[str, list[int]] = {}

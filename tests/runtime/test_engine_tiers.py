@@ -11,9 +11,11 @@ from history_model import STATES, VOCAB, Bench, answer
 def test_requests_that_do_not_fit_together_are_computed_once(name: str, overlap: bool) -> None:
     """Memory for 2.2 sequences, eight of which want to run: PAINS."""
     prompts = {f"r{n}": [(n * 7 + i * i) % VOCAB for i in range(40)] for n in range(8)}
+    num_pages, others = (20, 4) if name == "hybrid" else (44, 9)
     bench = Bench(
-        state=STATES[name], num_pages=44, others=20, overlap=overlap, max_num_seqs=8, host_bytes=1 << 20, max_len=84
-    )
+        state=STATES[name], num_pages=num_pages, others=others, overlap=overlap, max_num_seqs=8, host_bytes=1 << 20,
+        max_len=84,
+    )  # fmt: skip
     for request, prompt in prompts.items():
         bench.add(request, prompt, max_tokens=40)
     last, idle = 0, 0
@@ -29,4 +31,32 @@ def test_requests_that_do_not_fit_together_are_computed_once(name: str, overlap:
     assert stats.preemptions > 0
     # A prompt token once, an answer's token once but for the last.
     assert sum(bench.model.step_tokens) == 8 * (40 + 39)
+    bench.close()
+
+
+def test_sessions_that_do_not_fit_the_device_are_not_computed_again() -> None:
+    """Turns of sessions of which the device holds a few: under 1 % of prompt tokens are computed twice."""
+    turns, sessions, answers = 6, 16, 3
+    bench = Bench(
+        state=STATES["hybrid"], num_pages=160, others=24, max_num_seqs=4, max_step_tokens=64, host_bytes=8 << 20,
+        max_len=256,
+    )  # fmt: skip
+    history = {n: [(n + i * i) % VOCAB for i in range(10)] + [n % VOCAB] * 3 for n in range(sessions)}
+    fresh = prompts = 0
+    for turn in range(turns):
+        for n in range(sessions):
+            added = [(n * 5 + turn * 3 + i) % VOCAB for i in range(6)]
+            history[n] = history[n] + added
+            name = f"{n}/{turn}"
+            prompts += len(history[n])
+            # The last token of an answer is not computed before its session returns.
+            fresh += len(added) + answers - 1 + (13 if turn == 0 else 1)
+            bench.add(name, history[n], max_tokens=answers)
+        bench.run()
+        for n in range(sessions):
+            name = f"{n}/{turn}"
+            assert bench.tokens(name) == answer(history[n], answers)
+            history[n] += bench.tokens(name)
+    computed = sum(bench.model.step_tokens)
+    assert computed - fresh < prompts / 100
     bench.close()
