@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from treadle.conf.connector import read_connectors
 from treadle.conf.errors import ConfigError
@@ -20,6 +21,8 @@ LEAST_OBJECTS = 4
 
 def resolve_host(kv: KVConfig) -> KVConfig:
     """Return the group with host memory in bytes, null if nothing leaves the device."""
+    if kv.disk.path is not None:
+        kv = replace(kv, disk=replace(kv.disk, path=str(Path(kv.disk.path).expanduser().absolute())))
     if kv.host_memory is None:
         return replace(kv, host_memory=str(BUFFER_BYTES)) if kv.disk.path is not None or kv.connectors else kv
     share = parse_share(kv.host_memory)

@@ -253,6 +253,17 @@ class _Planner:
                 value=self.work.max_num_seqs,
                 nearest=[f"scheduler.max_num_seqs={fewer}"],
             )
+        on_host = sum(row.nbytes for row in self.fixed if row.kind == "host")
+        if on_host and self.among(self.work.max_num_seqs, host=()).fits(1):
+            bare = self.among(self.work.max_num_seqs, host=())
+            length = self.work.max_len or 1
+            left = bare.room(length) - bare.arena(bare.least_pages(length))
+            raise MemoryPlanError(
+                "leaves too little for the model",
+                key="kv.host_memory",
+                value=format_bytes(on_host),
+                nearest=[f"kv.host_memory={spell_bytes(left)}" if left > 0 else "kv.host_memory=null"],
+            )
         if self.work.kv_bytes is not None and self.work.kv_bytes < least:
             asked = self.arena(self.least_pages(self.work.max_len or 1))
             raise MemoryPlanError(

@@ -16,6 +16,7 @@ KEYWORDS = {
     "block_size": "kv.page_tokens",
     "enable_prefix_caching": "kv.prefix_cache",
     "kv_cache_memory_bytes": "kv.memory",
+    "kv_offloading_size": "kv.host_memory",
     "max_num_seqs": "scheduler.max_num_seqs",
     "max_num_batched_tokens": "scheduler.max_step_tokens",
     "async_scheduling": "scheduler.overlap",
@@ -70,6 +71,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ignore_patterns": (),
     "kv_cache_dtype": ("auto",),
     "kv_sharing_fast_prefill": (False,),
+    "kv_offloading_backend": ("native",),
     "kv_transfer_config": (),
     "limit_mm_per_prompt": ({},),
     "logits_processor_pattern": (),
@@ -146,6 +148,7 @@ _HINTS = {
     "logits_processors": "they are entry points of treadle.logits_processors; SamplingParams names them",
     "override_generation_config": "SamplingParams(...) says how to sample",
     "hf_overrides": "overrides=['model.config.KEY=VALUE'] lays a key over config.json",
+    "kv_transfer_config": "overrides=['kv.connectors=[{name: peer}]'] says where state goes; docs/tiers.md",
     "quantization": "overrides=['passes.quantize=int8'] quantizes weights",
     "served_model_name": "overrides=['model.name=NAME'] names the model",
 }
@@ -202,6 +205,10 @@ def _override(name: str, value: Any) -> list[str]:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
                 raise ConfigError("not a share of the device's memory in (0, 1]", key=name, value=value)
             value = f"{100 * value:.12g}%"
+        case "kv_offloading_size":
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ConfigError("not a number of GiB", key=name, value=value)
+            value = int(value * (1 << 30))
         case "enforce_eager":
             # Compiled is what the configuration says by itself, and only where that pays.
             if not value:

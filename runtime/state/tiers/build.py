@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from treadle.conf.schema import KVConfig
+    from treadle.graph.state import State
     from treadle.kernels.backend.protocol import Backend, Stream
     from treadle.runtime.state.tiers.store import Store
 
@@ -25,9 +25,12 @@ DISK_READERS = 4
 
 
 def open_tiers(
-    kv: KVConfig, backend: Backend, arena: Tensor, stream: Stream, *, sizes: Sequence[int], model: str, layout: str
+    kv: KVConfig, backend: Backend, arena: Tensor, stream: Stream, *, state: State, model: str
 ) -> Tiers | None:
-    """Return the tiers of a resolved group, None if nothing leaves the device; see ``Tiers`` for the arguments.
+    """Return the tiers of a resolved group, None if nothing leaves the device.
+
+    ``arena`` [bytes] uint8, computed on ``stream``, holds pages and blocks of ``state``. ``model`` names all that
+    values depend on beside the tokens: the checkpoint's content, and how weights are quantized.
 
     Raises: ConfigError for a folder or a connector that cannot be used; one that is only down now is tried again.
     """
@@ -41,8 +44,19 @@ def open_tiers(
         disk = DiskStore(Path(kv.disk.path).expanduser(), parse_bytes(kv.disk.memory))
         link = Link(name="disk", store=disk, where=Where.DISK, limit_s=kv.disk.timeout_s, readers=DISK_READERS)
         links.insert(0, link)
+    sizes = [group.page_bytes for group in state.groups]
+    if state.block is not None:
+        sizes.append(state.block.block_bytes)
     return Tiers(
-        backend, arena, stream, host_bytes=int(kv.host_memory), sizes=sizes, model=model, layout=layout, links=links
+        backend,
+        arena,
+        stream,
+        host_bytes=int(kv.host_memory),
+        sizes=sizes,
+        model=model,
+        # Kinds, shapes, dtypes and order of all that a page or block holds; the number changes with their arrangement.
+        layout=f"1 {state!r}",
+        links=links,
     )
 
 
@@ -52,7 +66,7 @@ def make_store(connector: Connector) -> Store:
         case MooncakeOptions() as options:
             from treadle.runtime.state.tiers.mooncake import MooncakeStore
 
-            return MooncakeStore(options, limit_s=connector.timeout_s)
+            return MooncakeStore(options)
         case PeerOptions() as options:
             from treadle.runtime.state.tiers.peer import PeerStore
 

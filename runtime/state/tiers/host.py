@@ -94,6 +94,10 @@ class HostPool:
         entry = self._entries.get(key)
         return entry is not None and entry.ready
 
+    def is_placed(self, key: bytes) -> bool:
+        """Whether a key has a place, ready or not."""
+        return key in self._entries
+
     def reserve(self, key: bytes, num_bytes: int) -> Entry | None:
         """Return a place for an object, held and not yet ready; None if there is no room or the key has a place."""
         with self._lock:

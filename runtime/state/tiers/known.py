@@ -34,6 +34,11 @@ class Known:
         """Whether an answer is awaited."""
         return key in self._asked
 
+    @property
+    def asking(self) -> bool:
+        """Whether any answer is awaited."""
+        return bool(self._asked)
+
     def ask(self, keys: Iterable[bytes]) -> None:
         """Ask the connector about those keys of which nothing is known."""
         new = [key for key in dict.fromkeys(keys) if key not in self._asked and self.holds(key) is None]

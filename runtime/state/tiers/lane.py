@@ -192,12 +192,9 @@ class Lane:
         self._closed = True
         for _, waiting in self._threads:
             waiting.put(None)
-        end = time.monotonic() + limit_s
-        for thread, _ in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
         closing = threading.Thread(target=self._close_store, name=f"{self.name} close", daemon=True)
         closing.start()
-        closing.join(max(0.1, end - time.monotonic()))
+        closing.join(limit_s)
 
     def _start(self, calls: tuple[Call, ...], count: int) -> None:
         """Make threads that share a queue of these calls."""
@@ -282,9 +279,11 @@ class Lane:
                 self._opened = True
 
     def _close_store(self) -> None:
+        """Close the store once no call of it is running: native code does not survive otherwise."""
+        for thread, _ in self._threads:
+            thread.join()
         # Also a store that failed to open may hold something.
-        with self._opening:
-            self.store.close()
+        self.store.close()
 
 
 def ignore(work: Work) -> None:

@@ -78,25 +78,35 @@ class Loads:
         self._waiting.append(load)
 
     def start(self) -> None:
-        """Begin the loads that there is room for."""
-        ready: list[Load] = []
+        """Begin the loads that there is room for; what came into the pool by another way is there already."""
+        ready, kept = list[Load](), list[Load]()
         while self._waiting:
-            load = self._waiting[0]
-            if self.num_bytes and self.num_bytes + load.num_bytes > self._limit:
-                entry = None
-            else:
-                entry = self._pool.reserve(load.key, load.num_bytes)
-            if entry is None:
-                if self._clock() - load.queued < PATIENCE_S:
-                    break
-                self._waiting.popleft()
-                self._finish(load, ok=False)
+            load = self._waiting.popleft()
+            if (entry := self._pool.acquire(load.key, load.num_bytes)) is not None:
+                load.entry = entry
+                self._finish(load, ok=True)
+                self._pool.release(entry)
                 continue
-            self._waiting.popleft()
-            load.entry = entry
-            self.num_bytes += load.num_bytes
-            ready.append(load)
+            placed = self._pool.is_placed(load.key)
+            if not placed and self._reserve(load):
+                ready.append(load)
+            elif self._clock() - load.queued >= PATIENCE_S:
+                self._finish(load, ok=False)
+            else:
+                kept.append(load)
+                # Only an object that is on its way down itself lets others pass.
+                if not placed:
+                    break
+        self._waiting.extendleft(reversed(kept))
         self._ask(ready)
+
+    def _reserve(self, load: Load) -> bool:
+        if self.num_bytes and self.num_bytes + load.num_bytes > self._limit:
+            return False
+        load.entry = self._pool.reserve(load.key, load.num_bytes)
+        if load.entry is not None:
+            self.num_bytes += load.num_bytes
+        return load.entry is not None
 
     def _ask(self, loads: list[Load]) -> None:
         """Hand loads to the next store of each, in batches."""

@@ -25,7 +25,7 @@ class PeerServer:
         self.port: int = self._socket.getsockname()[1]
         self._wires: set[Wire] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
         self.sent_bytes = 0
         self.turned_away = 0
         self._thread = threading.Thread(target=self._accept, name="peer accept", daemon=True)
@@ -33,7 +33,7 @@ class PeerServer:
 
     def close(self) -> None:
         """End all connections."""
-        self._closed = True
+        self._closing.set()
         # Closing alone does not wake the thread that accepts.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -45,11 +45,12 @@ class PeerServer:
         self._thread.join(1.0)
 
     def _accept(self) -> None:
-        while not self._closed:
+        while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                if self._closed:
+                # Too many files are open, perhaps; not for ever.
+                if self._closing.wait(0.1):
                     return
                 continue
             wire = Wire(connection)
@@ -67,10 +68,10 @@ class PeerServer:
         try:
             wire.limit(GREETING_S)
             greet(wire, self._key, first=False)
-            while not self._closed:
+            while not self._closing.is_set():
                 # Nothing is held while the other side has nothing to ask.
                 wire.limit(None)
-                request = wire.receive(Request)  # type: ignore[arg-type]
+                request: Request = wire.receive(Request)  # type: ignore[arg-type]
                 wire.limit(self._limit_s)
                 self._answer(wire, request)
         except StoreError:

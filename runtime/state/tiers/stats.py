@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,11 @@ class TierStats:
     """answers of ``find`` by place; ``none``: no tier was known to have it"""
     stores: dict[str, StoreStats] = field(default_factory=dict)
 
-    def count_query(self, where: Where | None) -> None:
-        """Count an answer of ``find``."""
-        name = "none" if where is None else where.value
-        self.queries[name] = self.queries.get(name, 0) + 1
+    def count_queries(self, found: Sequence[Where | None]) -> None:
+        """Count answers of ``find``."""
+        for where, count in Counter(found).items():
+            name = "none" if where is None else where.value
+            self.queries[name] = self.queries.get(name, 0) + count
 
     def complete(self, pool: HostPool, lanes: Mapping[str, Lane], loads: Loads, flight_bytes: int) -> TierStats:
         """Return a copy with what is held now."""

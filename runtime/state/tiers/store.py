@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; what was saved stays. Nothing is called afterwards."""
+        """Let go of everything; what was saved stays. No other call is running, and none comes afterwards."""
         ...
 
     def usage(self) -> tuple[int, int]:

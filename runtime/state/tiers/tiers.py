@@ -120,8 +120,7 @@ class Tiers:
             if not missing:
                 break
             self._find_below(name, keys, missing, found)
-        for where in found:
-            self._stats.count_query(where)
+        self._stats.count_queries(found)
         return found
 
     def fetch(self, objects: Sequence[Object]) -> Ticket:
@@ -164,6 +163,11 @@ class Tiers:
     def busy(self) -> bool:
         """Whether a ticket is not done yet."""
         return self._mover.busy or self._loads.busy
+
+    @property
+    def asking(self) -> bool:
+        """Whether a connector's answer to ``find`` is awaited."""
+        return any(known.asking for known in self._known.values())
 
     def wait(self, limit_s: float) -> None:
         """Block until there is something to ``poll``, for ``limit_s`` seconds at most: for a loop without a step."""

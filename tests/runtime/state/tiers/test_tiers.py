@@ -1,81 +1,13 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import random
+import threading
 
 import pytest
-import torch
+from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, page, until
 
-from treadle.kernels.backend.cpu import CpuBackend
-from treadle.runtime.state.tiers.store import Scope
-from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
-from treadle.runtime.state.tiers.tiers import Link, Tiers
-
-UNITS = 4
-SIZE = 256 * UNITS
-ITEM = SIZE + 256
-ARENA = 64
-
-
-def key(n: int) -> bytes:
-    return n.to_bytes(16, "big")
-
-
-def page(n: int, at: int | None = None) -> Object:
-    return Object(key(n), "page", (n if at is None else at) * UNITS, SIZE)
-
-
-class Engine:
-    """An arena of 64 pages, page n full of n, and tiers below it."""
-
-    def __init__(self, *links: Link, host: int = 16, model: str = "m", **settings: object) -> None:
-        backend = CpuBackend(threads=1)
-        self.arena = torch.arange(ARENA, dtype=torch.uint8).repeat_interleave(SIZE)
-        self.stream = backend.stream(overlap=True)
-        self.tiers = Tiers(
-            backend, self.arena, self.stream, host_bytes=host * ITEM, sizes=[SIZE], model=model, layout="l",
-            links=links, **settings,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    def finish(self, ticket: Ticket, limit_s: float = 20.0) -> list[bool]:
-        until(lambda: ticket.done, self.tiers, limit_s)
-        return ticket.ok
-
-    def sink(self, *numbers: int) -> list[bool]:
-        return self.finish(self.tiers.sink([page(n) for n in numbers]))
-
-    def fetch(self, *numbers: int, at: int = 40) -> list[bool]:
-        """Fetch pages to places from ``at`` on; those that arrive must hold their number, others are as before."""
-        self.arena[at * SIZE : (at + len(numbers)) * SIZE] = 255
-        ok = self.finish(self.tiers.fetch([page(n, at + i) for i, n in enumerate(numbers)]))
-        for i, n in enumerate(numbers):
-            assert set(self.arena[(at + i) * SIZE : (at + i + 1) * SIZE].tolist()) == {n if ok[i] else 255}
-        return ok
-
-    def find(self, *numbers: int) -> list[Where | None]:
-        return self.tiers.find([key(n) for n in numbers])
-
-    def close(self) -> None:
-        self.tiers.close()
-        self.stream.close()
-
-
-def until(reached: Callable[[], bool], tiers: Tiers, limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < end, "not reached"
-        tiers.wait(0.01)
-        tiers.poll()
-
-
-@contextmanager
-def engine(*links: Link, **settings: object) -> Iterator[Engine]:
-    made = Engine(*links, **settings)  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        made.close()
+from treadle.kernels.backend.cuda import CudaBackend
+from treadle.runtime.state.tiers.ticket import Ticket, Where
 
 
 def test_objects_go_down_and_come_back_to_other_places() -> None:
@@ -90,8 +22,6 @@ def test_objects_go_down_and_come_back_to_other_places() -> None:
 
 
 def test_a_copy_waits_for_what_was_launched_before_and_nothing_waits_for_the_copy() -> None:
-    import threading
-
     with engine() as e:
         gate = threading.Event()
         e.stream.submit(gate.wait)
@@ -142,74 +72,6 @@ def test_what_finds_no_room_is_refused_at_once_and_counted() -> None:
         assert e.find(6) == [None]
 
 
-class DictStore:
-    """A store that can be told to misbehave. ``gate`` holds calls up."""
-
-    def __init__(self, *, instant: bool = False) -> None:
-        self.instant, self.saves = instant, True
-        self.kept: dict[bytes, bytes] = {}
-        self.calls: list[tuple[str, int]] = []
-        self.failing: set[str] = set()
-        self.gates: dict[str, object] = {}
-        self.scope: Scope | None = None
-        self.closed = False
-
-    def _enter(self, call: str, keys: Sequence[bytes]) -> None:
-        self.calls.append((call, len(keys)))
-        gate = self.gates.get(call)
-        if gate is not None:
-            gate.wait()  # type: ignore[attr-defined]
-        if call in self.failing:
-            raise ConnectionError(f"{call} is broken")
-
-    def open(self, scope: Scope) -> None:
-        self._enter("open", ())
-        self.scope = scope
-
-    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        self._enter("lookup", keys)
-        return [each in self.kept for each in keys]
-
-    def load(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        self._enter("load", keys)
-        done = []
-        for each, buffer in zip(keys, buffers, strict=True):
-            data = self.kept.get(each)
-            if data is not None and len(data) == len(buffer):
-                buffer[:] = data
-            done.append(data is not None and len(data) == len(buffer))
-        return done
-
-    def save(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        self._enter("save", keys)
-        self.kept |= {each: bytes(buffer) for each, buffer in zip(keys, buffers, strict=True)}
-        return [True] * len(keys)
-
-    def release(self, keys: Sequence[bytes]) -> None:
-        self._enter("release", keys)
-        for each in keys:
-            self.kept.pop(each, None)
-
-    def events(self) -> list[tuple[str, bytes]]:
-        return []
-
-    def close(self) -> None:
-        self.closed = True
-
-    def usage(self) -> tuple[int, int]:
-        return sum(map(len, self.kept.values())), len(self.kept)
-
-
-def link(store: DictStore, name: str = "remote", limit_s: float = 20.0) -> Link:
-    return Link(name=name, store=store, where=Where.CONNECTOR, limit_s=limit_s)
-
-
-def located(e: Engine, *numbers: int) -> list[Where | None]:
-    """Ask until no answer is awaited."""
-    until(lambda: Where.PENDING not in e.find(*numbers), e.tiers)
-    return e.find(*numbers)
-
-
 @pytest.mark.parametrize("instant", [False, True])
 def test_what_sinks_is_saved_and_comes_back_through_the_host(instant: bool) -> None:
     store = DictStore(instant=instant)
@@ -233,8 +95,6 @@ def test_what_sinks_is_saved_and_comes_back_through_the_host(instant: bool) -> N
 
 
 def test_an_object_that_several_want_is_loaded_once_and_prefetch_needs_no_place() -> None:
-    import threading
-
     store, gate = DictStore(), threading.Event()
     with engine(link(store)) as e:
         e.sink(1)
@@ -292,17 +152,7 @@ def test_the_next_store_is_asked_when_one_fails() -> None:
         assert stats["first"].last_error == "ConnectionError: load is broken"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_store_that_hangs_costs_its_limit_and_its_memory_stays_out_of_use() -> None:
-    import threading
-
     store, gate, clock = DictStore(), threading.Event(), Clock()
     with engine(link(store, limit_s=2.0), clock=clock) as e:
         e.sink(1)
@@ -356,3 +206,72 @@ def test_metrics_have_names_docs_and_labels_that_do_not_clash() -> None:
     values = {m.name: m.value for m in metrics}
     assert values["kv_offload_store_bytes"] == SIZE
     assert values["kv_offload_cpu_cache_usage_perc"] == pytest.approx(1 / 16)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_tickets_end_bytes_are_right_and_nothing_is_left(seed: int) -> None:
+    draw, store = random.Random(seed), DictStore()
+    with engine(link(store), host=12) as e:
+        tickets: list[tuple[Ticket, list[int], int | None]] = []
+        free = [range(at, at + 4) for at in range(32, 64, 4)]
+
+        def settle() -> None:
+            for ticket, numbers, at in [each for each in tickets if each[0].done]:
+                tickets.remove((ticket, numbers, at))
+                if at is not None:
+                    free.append(range(at, at + 4))
+                    for i, n in enumerate(numbers):
+                        want = n if ticket.ok[i] else 255
+                        assert set(e.arena[(at + i) * SIZE : (at + i + 1) * SIZE].tolist()) == {want}
+
+        for _ in range(400):
+            numbers = draw.sample(range(24), draw.randint(1, 4))
+            store.failing = {call for call in ("load", "save", "lookup", "release") if draw.random() < 0.05}
+            match draw.randrange(9):
+                case 0 | 1 | 2:
+                    tickets.append((e.tiers.sink([page(n) for n in numbers]), numbers, None))
+                case 3 | 4 if free:
+                    at = free.pop()[0]
+                    e.arena[at * SIZE : (at + 4) * SIZE] = 255
+                    objects = [page(n, at + i) for i, n in enumerate(numbers)]
+                    tickets.append((e.tiers.fetch(objects), numbers, at))
+                case 5:
+                    tickets.append((e.tiers.prefetch([page(n) for n in numbers]), numbers, None))
+                case 6:
+                    e.tiers.drop([key(n) for n in numbers])
+                case 7:
+                    e.tiers.pin([key(n) for n in numbers], draw.random() < 0.5)
+                    e.find(*numbers)
+                case _:
+                    e.tiers.demote([key(n) for n in numbers])
+                    if (spoiled := draw.choice([*store.kept, None])) is not None:
+                        store.kept[spoiled] = bytes(ITEM)
+            if draw.random() < 0.7:
+                e.tiers.wait(0.001)
+                e.tiers.poll()
+                settle()
+        store.failing = set()
+        until(lambda: all(ticket.done for ticket, _, _ in tickets), e.tiers)
+        settle()
+        until(lambda: e.tiers._lanes["remote"].waiting == 0, e.tiers)
+        e.tiers.pin([key(n) for n in range(24)], pinned=False)
+        e.tiers.drop([key(n) for n in range(24)])
+        stats = e.tiers.stats()
+        assert (stats.used_bytes, stats.pinned_bytes, stats.flight_bytes, stats.num_objects) == (0, 0, 0, 0)
+        assert not e.tiers.busy
+        assert stats.lifted > 0
+
+
+@pytest.mark.gpu
+def test_objects_leave_a_gpu_and_come_back() -> None:
+    store = DictStore()
+    with engine(link(store), host=8, backend=CudaBackend()) as e:
+        e.stream.submit(e.arena[SIZE : 2 * SIZE].fill_, 77)
+        assert e.sink(1, 2, 3) == [True] * 3
+        e.stream.submit(e.arena[: 8 * SIZE].fill_, 99).wait()
+        assert e.finish(e.tiers.fetch([page(1, 50), page(2, 51)])) == [True, True]
+        assert e.arena[50 * SIZE : 52 * SIZE].tolist() == [77] * SIZE + [2] * SIZE
+        until(lambda: len(store.kept) == 3, e.tiers)
+        e.tiers._pool.drop(key(3))
+        assert e.finish(e.tiers.fetch([page(3, 52)])) == [True]
+        assert set(e.arena[52 * SIZE : 53 * SIZE].tolist()) == {3}

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+from tiers_engine import Clock, DictStore, key
+
+from treadle.runtime.state.tiers import lane as module
+from treadle.runtime.state.tiers.lane import Lane, Work, ignore
+from treadle.runtime.state.tiers.store import Scope
+
+SCOPE = Scope(
+    namespace=bytes(16),
+    memory=memoryview(b""),
+    holds=lambda keys: [False] * len(keys),
+    offer=lambda *_: nullcontext(None),
+)
+
+
+def until(reached: Callable[[], bool], lane: Lane) -> None:
+    end = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < end
+        lane.poll()
+        time.sleep(0.001)
+
+
+@contextmanager
+def opened(store: DictStore, clock: Callable[[], float] = time.monotonic) -> Iterator[Lane]:
+    lane = Lane("test", store, SCOPE, clock=clock)
+    try:
+        until(lambda: lane.waiting == 0, lane)
+        yield lane
+    finally:
+        lane.close(5.0)
+
+
+def test_the_store_is_opened_by_a_thread_and_closed_once_no_call_runs() -> None:
+    store, gate = DictStore(), threading.Event()
+    with opened(store) as lane:
+        assert lane.is_open
+        assert store.scope is SCOPE
+        store.gates["lookup"] = gate
+        lane.submit("lookup", [key(1)], ignore, limit_s=20)
+        until(lambda: ("lookup", 1) in store.calls, lane)
+        lane.close(0.01)
+        assert not store.closed
+        assert not lane.submit("lookup", [key(1)], ignore, limit_s=20)
+        gate.set()
+    until(lambda: store.closed, lane)
+
+
+def test_outcomes_come_out_of_poll_on_the_callers_thread() -> None:
+    seen: list[tuple[dict[bytes, bool], int]] = []
+
+    def note(work: Work) -> None:
+        seen.append((work.outcome, threading.get_ident()))
+
+    store = DictStore()
+    store.kept[key(1)] = b""
+    with opened(store) as lane:
+        lane.submit("lookup", [key(1), key(2)], note, limit_s=20)
+        until(lambda: len(seen) == 1, lane)
+    assert seen == [({key(1): True, key(2): False}, threading.get_ident())]
+
+
+def test_what_waits_behind_a_hanging_call_is_given_up_too_and_never_made() -> None:
+    store, gate, clock, settled = DictStore(), threading.Event(), Clock(), list[bool]()
+    store.gates["lookup"] = gate
+    with opened(DictStore(), clock) as lane:
+        lane.store = store
+        for n in (1, 2):
+            lane.submit("lookup", [key(n)], lambda work: settled.append(work.late), limit_s=1)
+        until(lambda: ("lookup", 1) in store.calls, lane)
+        clock.now += 1
+        lane.poll()
+        assert settled == [True, True]
+        assert lane.waiting == 2
+        gate.set()
+        until(lambda: lane.waiting == 0, lane)
+        assert store.calls == [("lookup", 1)]
+        assert lane.stats["lookup"].timeouts == 2
+
+
+def test_a_save_is_late_only_once_its_turn_has_come() -> None:
+    store, gate, clock, late = DictStore(), threading.Event(), Clock(), list[bool]()
+    store.gates["save"] = gate
+    with opened(store, clock) as lane:
+        for n in (1, 2):
+            prepare = lambda n=n: ([key(n)], [memoryview(b"abc")])  # noqa: E731
+            lane.submit("save", [key(n)], lambda work: late.append(work.late), limit_s=1, prepare=prepare)
+        until(lambda: ("save", 1) in store.calls, lane)
+        clock.now += 1
+        lane.poll()
+        assert late == [True]
+        gate.set()
+        until(lambda: lane.waiting == 0, lane)
+        assert late == [True, False]
+        assert sorted(store.kept) == [key(1), key(2)]
+
+
+def test_too_much_waiting_and_wrong_answers_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    store, gate = DictStore(), threading.Event()
+    with opened(store) as lane:
+        store.gates["lookup"] = gate
+        taken = [lane.submit("lookup", [key(n)], ignore, limit_s=20) for n in range(6)]
+        assert taken.count(True) in (2, 3)
+        assert lane.stats["lookup"].held_off == taken.count(False)
+        gate.set()
+        until(lambda: lane.waiting == 0, lane)
+        store.lookup = lambda keys: [True, True, True]  # type: ignore[method-assign]
+        lane.submit("lookup", [key(1)], ignore, limit_s=20)
+        until(lambda: lane.waiting == 0, lane)
+        assert lane.last_error == "ValueError: 3 outcomes for 1 keys"
+
+
+def test_an_instant_store_is_asked_at_once_and_may_fail() -> None:
+    store = DictStore(instant=True)
+    store.kept[key(1)] = b""
+    with opened(store) as lane:
+        assert list(lane.peek([key(1), key(2)])) == [True, False]
+        store.failing = {"lookup"}
+        assert list(lane.peek([key(1), key(2)])) == [False, False]
+        assert lane.stats["lookup"].errors == 1
+
+
+def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_closing() -> None:
+    store, gate, clock, late = DictStore(), threading.Event(), Clock(), list[bool]()
+    store.gates["open"] = gate
+    lane = Lane("test", store, SCOPE, clock=clock)
+    lane.submit("load", [key(1)], lambda work: late.append(work.late), limit_s=1)
+    clock.now += 1
+    lane.poll()
+    assert late == [True]
+    assert not lane.is_open
+    lane.close(0.01)
+    assert not store.closed
+    gate.set()
+    until(lambda: store.closed, lane)
