@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -238,8 +239,8 @@ class Engine:
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
         report(stats, self._memory, self._settings.planned_bytes)
-        fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
-        return Stats(**fields | {"finished": dict(stats.finished), "step_tokens": list(stats.step_tokens)})
+        fields = {name: copy(getattr(stats, name)) for name in stats.__struct_fields__}
+        return Stats(**fields)
 
     def close(self) -> None:
         """End the stream; what is in flight is finished first."""

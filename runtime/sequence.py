@@ -9,7 +9,7 @@ from typing import NamedTuple
 from treadle.graph.packet import Control
 from treadle.runtime.processors import RowProcessors
 from treadle.runtime.request import FinishReason, Request, SamplingParams, TokenLogprob
-from treadle.runtime.state.prefix import TOKEN_TYPE, Node
+from treadle.runtime.state.node import TOKEN_TYPE, Node
 
 
 class Needs(NamedTuple):
@@ -120,6 +120,12 @@ class Sequence:
         """tiers have been asked for its state since it began to wait"""
         self.looked = False
         """and already when it stood further back in the queue"""
+        self.left = 0
+        """tokens that were computed when it was preempted last"""
+        self.restored: dict[str, int] = {}
+        """tokens that tiers brought back for it since it began to wait, by tier"""
+        self.failed = 0
+        """of those, what a tier did not give back"""
         self.cut = False
         """it was ended by somebody else, at a token that need not be the last one computed"""
         self.node: Node | None = None

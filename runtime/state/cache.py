@@ -11,9 +11,14 @@ from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.digest import item_key
 from treadle.runtime.state.holders import Holders
-from treadle.runtime.state.prefix import Match, Node, PrefixTree
+from treadle.runtime.state.misses import Misses
+from treadle.runtime.state.node import Match, Node
+from treadle.runtime.state.prefix import PrefixTree
 from treadle.runtime.state.room import Room
 from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
+
+BEGINS_ANSWER = 4
+"""Tokens at a prompt's end that may differ when its answer is history: what opens the thinking."""
 
 
 class PrefixCache:
@@ -33,6 +38,9 @@ class PrefixCache:
             arena.pool(0), state.page_tokens, self.snapshots, needs_snapshots=state.needs_checkpoints
         )
         self.room = Room(arena, state, self.tree, holders, max_step_tokens)
+        self.misses = Misses(self.tree, state.page_tokens)
+        self.tree.on_release(self.misses.note_pages)
+        self.tree.dropped = self.misses.note_snapshot
         self._step = 0
         # What the step being planned copies from or to; locked until it is planned.
         self._fixed: list[Snapshot] = []
@@ -46,6 +54,24 @@ class PrefixCache:
         if match.snapshot is not None:
             self.lock(match.snapshot)
         return match
+
+    def explain(self, sequence: Sequence, match: Match) -> dict[str, int]:
+        """Return why the tokens of a new prompt that are computed are, by reason; dead answers go first."""
+        self._demote_dead(sequence, match)
+        return self.misses.explain(sequence, match, self.enabled)
+
+    def _demote_dead(self, sequence: Sequence, match: Match) -> None:
+        """Let answers be evicted first that the same conversation went on without.
+
+        Templates strip the thinking of earlier turns: a prompt that knows all of an earlier one, but for what began
+        the answer, and goes on otherwise, leaves that answer behind for good.
+        """
+        node = match.deepest
+        parted = match.known + node.common_tokens(sequence.tokens, self._page_tokens)
+        for child in list(node.children.values()):
+            answers = [each.answer for each in child.below() if each.answer]
+            if answers and all(start <= parted + BEGINS_ANSWER and start < sequence.prompt_len for start in answers):
+                self.tree.demote(child)
 
     def dismiss(self, match: Match) -> None:
         """Undo the locks of a match that is not used."""

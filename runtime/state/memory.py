@@ -15,12 +15,13 @@ from collections.abc import Sequence as Ordered
 from treadle.graph.state import State
 from treadle.runtime.plan import ByteCopy, Plan
 from treadle.runtime.sequence import Sequence, Window
+from treadle.runtime.state.accounts import Accounts
 from treadle.runtime.state.arena import Arena, Kind
 from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
-from treadle.runtime.state.prefix import Match
+from treadle.runtime.state.node import Match
 from treadle.runtime.state.restorer import Restorer
 from treadle.runtime.state.room import Counts
 from treadle.runtime.state.sinker import Sinker
@@ -69,6 +70,7 @@ class StateMemory:
         )
         self._room = self.cache.room
         self.tiers: Tiers | None = None
+        self.accounts = Accounts(self.cache.misses)
 
     def attach(self, tiers: Tiers, flight_bytes: int) -> None:
         """Let state go to ``tiers``, about ``flight_bytes`` at a time, and come back."""
@@ -137,9 +139,14 @@ class StateMemory:
         if snapshot is not None and snapshot.locks == 1 and not takes:
             takes = not self._room.fits(self._needs(sequence, match, False), beside)
         need = self._needs(sequence, match, takes)
-        if not self._room.fits(need, beside) or not self._room.make(need):
+        if not self._room.fits(need, beside):
             self.cache.dismiss(match)
             return False
+        reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}
+        if not self._room.make(need):
+            self.cache.dismiss(match)
+            return False
+        self.accounts.admitted(sequence, match.position, reasons, has_tiers=self.tiers is not None)
         sequence.node = match.node
         sequence.computed = match.position
         self._fill(sequence, match, takes)
@@ -238,6 +245,8 @@ class StateMemory:
         """Take back all that a sequence holds. What is valid is kept for as long as its memory is not needed."""
         if self.cache.enabled or comes_back:
             self.cache.remember(sequence, sequence.num_valid)
+            if sequence.node is not None and not comes_back:
+                sequence.node.answer = sequence.prompt_len
             kept = None
             if comes_back or self._state.needs_checkpoints:
                 kept = self.cache.leave_tail(sequence, comes_back=comes_back)
@@ -246,6 +255,7 @@ class StateMemory:
                 if node is not None:
                     self._sinker.offer(node, snapshot, urgent=comes_back)
         sequence.asked = sequence.looked = False
+        sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:
             self.cache.forget(sequence)

@@ -13,58 +13,11 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from treadle.runtime.state.digest import chain, seed
+from treadle.runtime.state.node import TOKEN_BYTES, Match, Node
 from treadle.runtime.state.pool import Pool
 from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
-
-TOKEN_TYPE = "i"
-TOKEN_BYTES = array(TOKEN_TYPE).itemsize
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Node:
-    """A run of pages after the parent's. ``locks``: sequences that use this node or one below it."""
-
-    key: bytes
-    pages: list[int]
-    parent: Node | None
-    start: int = 0
-    """pages from the root to its first"""
-    children: dict[bytes, Node] = field(default_factory=dict)
-    snapshots: list[Snapshot] = field(default_factory=list)
-    """those at its end and in the page behind it"""
-    locks: int = 0
-    used: int = 0
-    """tick of the last use; a parent's is never older than its children's"""
-    digests: list[bytes] | None = None
-    """of the tokens up to the end of each page, once somebody asked; a root has one, of no tokens"""
-
-    @property
-    def end(self) -> int:
-        """Pages from the root to its end."""
-        return self.start + len(self.pages)
-
-
-@dataclass(slots=True)
-class Match:
-    """How much of a sequence's beginning the tree knows."""
-
-    node: Node
-    """where the usable pages end; to be locked"""
-    pages: list[int]
-    """full pages that can be used"""
-    position: int
-    """tokens that need not be computed again"""
-    snapshot: Snapshot | None
-    """what goes with them, if it takes more than the pages"""
-    known: int
-    """tokens whose pages are there, usable or not"""
-    deepest: Node
-    """where those pages end"""
-    later: int = 0
-    """tokens that the next step will be able to use, if they are more"""
 
 
 class PrefixTree:
@@ -75,7 +28,9 @@ class PrefixTree:
 
     def __init__(self, pool: Pool, page_tokens: int, snapshots: Snapshots, *, needs_snapshots: bool = False) -> None:
         self._pool = pool
-        self._released: Callable[[list[int]], None] = lambda _: None
+        self.dropped: Callable[[Snapshot], None] = lambda _: None
+        """told of every snapshot that is evicted while its pages stay"""
+        self._released: list[Callable[[Node, int], None]] = []
         self.snapshots = snapshots
         self._needs_snapshots = needs_snapshots
         self._page_tokens = page_tokens
@@ -176,14 +131,14 @@ class PrefixTree:
 
     def lock(self, node: Node) -> None:
         """Keep the pages from the root to ``node``."""
-        for each in self.path(node):
+        for each in node.path():
             if each.locks == 0:
                 self.evictable -= len(each.pages)
             each.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one ``lock``."""
-        for each in self.path(node):
+        for each in node.path():
             assert each.locks > 0, "a node is unlocked more often than locked"
             each.locks -= 1
             if each.locks == 0:
@@ -199,9 +154,25 @@ class PrefixTree:
                 freed += self._trim(node, count - freed)
         return freed
 
-    def on_release(self, released: Callable[[list[int]], None]) -> None:
-        """Let somebody know of pages that leave the tree."""
-        self._released = released
+    def on_release(self, tell: Callable[[Node, int], None]) -> None:
+        """Let somebody know when all but the first pages of a node are about to leave the tree, and how many stay."""
+        self._released.append(tell)
+
+    def known_elsewhere(self, data: bytes, node: Node) -> int:
+        """Return how many pages of ``data`` are known under another salt than ``node`` is, the most of any."""
+        own, most = node.root, 0
+        for root in self._roots.values():
+            if root is own or data[: self._page_key] not in root.children:
+                continue
+            at, node = 0, root
+            while child := node.children.get(data[at : at + self._page_key]):
+                common = self._common_pages(child.key, data, at)
+                at += common * self._page_key
+                if common < len(child.pages):
+                    break
+                node = child
+            most = max(most, at // self._page_key)
+        return most
 
     @property
     def oldest(self) -> int | None:
@@ -228,13 +199,14 @@ class PrefixTree:
     def drop(self, snapshot: Snapshot) -> None:
         """Forget a snapshot. Pages that led only to it are worth little then."""
         node = snapshot.node
+        self.dropped(snapshot)
         self.snapshots.drop(snapshot)
         if node is not None:
             self._offer(node)
 
     def demote(self, node: Node) -> None:
         """Let all from ``node`` on be evicted first."""
-        for each in self._below(node):
+        for each in node.below():
             each.used = NEVER
             for snapshot in each.snapshots:
                 self.snapshots.demote(snapshot)
@@ -255,7 +227,7 @@ class PrefixTree:
             return
         for snapshot in list(root.snapshots):
             self.snapshots.drop(snapshot)
-        for node in list(self._below(root))[:0:-1]:
+        for node in list(root.below())[:0:-1]:
             if self._is_loose(node):
                 self._trim(node, len(node.pages))
         if not root.children:
@@ -284,16 +256,7 @@ class PrefixTree:
     def _nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
             for child in root.children.values():
-                yield from self._below(child)
-
-    @staticmethod
-    def _below(node: Node) -> Iterator[Node]:
-        """Yield ``node`` and those below it."""
-        stack = [node]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+                yield from child.below()
 
     def _descend(self, data: bytes, node: Node) -> tuple[Node, list[int]]:
         """Return the node where the longest known beginning of ``data`` ends, split off if need be, and its pages."""
@@ -350,7 +313,8 @@ class PrefixTree:
         for snapshot in list(node.snapshots):
             self.snapshots.drop(snapshot)
         keep = len(node.pages) - count
-        self._released(node.pages[keep:])
+        for tell in self._released:
+            tell(node, keep)
         self._pool.release(node.pages[keep:])
         if node.digests is not None:
             del node.digests[keep:]
@@ -382,17 +346,3 @@ class PrefixTree:
     @staticmethod
     def _is_loose(node: Node) -> bool:
         return node.locks == 0 and not node.children and node.parent is not None
-
-    @staticmethod
-    def root_of(node: Node) -> Node:
-        """Return the root above a node."""
-        while node.parent is not None:
-            node = node.parent
-        return node
-
-    @staticmethod
-    def path(node: Node) -> Iterator[Node]:
-        """Yield ``node`` and those above it, the root excepted."""
-        while node.parent is not None:
-            yield node
-            node = node.parent

@@ -10,6 +10,10 @@ from treadle.runtime.state.memory import StateMemory
 
 def report(stats: Stats, memory: StateMemory, planned: Mapping[str, int]) -> None:
     """Write into ``stats`` where the bytes of ``memory`` are; ``planned`` are those of the memory plan by kind."""
+    accounts = memory.accounts
+    stats.prefix_missed_tokens, stats.recomputed_tokens = accounts.misses.tokens, accounts.recomputed
+    stats.preempted = accounts.preempted
+    stats.external_query_tokens, stats.external_hit_tokens = accounts.external_queries, accounts.external_hits
     usage = memory.arena.usage()
     stats.arena_bytes = usage.used_bytes + usage.unused_bytes
     stats.free_slab_bytes = usage.free_slab_bytes

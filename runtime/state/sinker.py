@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.cache import PrefixCache
+from treadle.runtime.state.node import Node
 from treadle.runtime.state.pool import Handle
-from treadle.runtime.state.prefix import Node
 from treadle.runtime.state.snapshots import Snapshot
 from treadle.runtime.state.tiers.ticket import Object, Ticket
 from treadle.runtime.state.tiers.tiers import Tiers
@@ -46,7 +46,7 @@ class Sinker:
         """tails of snapshots that tiers were given, by the digest of the page before them"""
         self.promised = 0
         """pages that can be evicted once they have arrived"""
-        cache.tree.on_release(self._sunk.difference_update)
+        cache.tree.on_release(lambda node, keep: self._sunk.difference_update(node.pages[keep:]))
 
     @property
     def busy(self) -> bool:
@@ -119,13 +119,13 @@ class Sinker:
     def _items(self, job: _Job) -> Iterator[tuple[int, Handle, bytes]]:
         """Yield what is to be sunk: pages from the root on, then the snapshot; kind, handle and key."""
         tree = self._cache.tree
-        for node in reversed([*tree.path(job.node)]):
+        for node in reversed([*job.node.path()]):
             for page, digest in zip(node.pages, tree.digests(node)):
                 if page not in self._sunk:
                     yield 0, page, digest
         if job.snapshot is not None:
-            digests = [each for node in reversed([*tree.path(job.node)]) for each in tree.digests(node)]
-            first = tree.digests(tree.root_of(job.node))
+            digests = [each for node in reversed([*job.node.path()]) for each in tree.digests(node)]
+            first = tree.digests(job.node.root)
             keys = self._cache.snapshot_keys(job.snapshot.position, job.snapshot.tail, [*first, *digests])
             for kind, (handles, names) in enumerate(zip(job.snapshot.items, keys)):
                 yield from zip([kind] * len(handles), handles, names, strict=True)

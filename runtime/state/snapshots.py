@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from treadle.runtime.state.pool import Handle, Pool
 
 if TYPE_CHECKING:
-    from treadle.runtime.state.prefix import Node
+    from treadle.runtime.state.node import Node
 
 NEVER = -1
 """the last use of what is to be evicted first"""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from treadle.graph.state import LayerKV, PagedKV, State
+from treadle.runtime.state.node import TOKEN_TYPE, Node
 from treadle.runtime.state.pool import Pool
-from treadle.runtime.state.prefix import TOKEN_TYPE, Node, PrefixTree
+from treadle.runtime.state.prefix import PrefixTree
 from treadle.runtime.state.snapshots import Snapshots
 
 PAGE = 4

@@ -1,0 +1,97 @@
+"""What the prefix cache finds, and why it does not find more."""
+
+from __future__ import annotations
+
+from history_model import HYBRID, PAGE_TOKENS, STATE, VOCAB, Bench, answer
+
+
+def missed(bench: Bench) -> dict[str, int]:
+    return {reason: count for reason, count in bench.engine.stats().prefix_missed_tokens.items() if count}
+
+
+def test_every_miss_has_a_reason() -> None:
+    prompt = [i % VOCAB for i in range(12)]
+    bench = Bench()
+    expected: dict[str, int] = {}
+    for name, tokens, salt, more in (
+        ("first", prompt, None, {"cold": 12}),
+        ("again", prompt, None, {"below_granularity": 4}),
+        ("longer", [*prompt, 3, 3], None, {"cold": 2}),
+        ("parted", [*prompt[:6], 9, 9, 9], None, {"cold": 5}),
+        ("tenant", prompt, "tenant", {"salt": 12}),
+        ("scored", prompt, None, {"opted_out": 12}),
+    ):
+        params = {"prompt_logprobs": 0} if name == "scored" else {}
+        bench.add(name, tokens, salt=salt, max_tokens=1, **params)
+        bench.run()
+        assert bench.tokens(name) == answer(tokens, 1)
+        expected = {reason: expected.get(reason, 0) + more.get(reason, 0) for reason in {*expected, *more}}
+        assert missed(bench) == expected, name
+    bench.engine._scheduler.memory.cache.tree.clear()
+    bench.add("late", prompt, max_tokens=1)
+    bench.run()
+    assert missed(bench) == expected | {"evicted": 12}
+    bench.close()
+
+
+def test_without_prefix_cache_everything_is_opted_out() -> None:
+    bench = Bench(prefix_cache=False)
+    bench.add("a", [1, 2, 3, 4, 5], max_tokens=1)
+    bench.run()
+    assert missed(bench) == {"opted_out": 5}
+    bench.close()
+
+
+def test_a_hybrid_counts_what_lies_behind_its_last_checkpoint() -> None:
+    stem = [(i * 7) % VOCAB for i in range(30)]
+    bench = Bench(state=HYBRID)
+    bench.add("a", [*stem, 1, 1, 1], max_tokens=1)
+    bench.run()
+    bench.add("b", [*stem, 2, 2, 2], max_tokens=1)
+    bench.run()
+    # The checkpoint of the first lies at 32, behind where they part.
+    assert missed(bench) == {"cold": 33 + 5, "below_granularity": 28}
+    bench.engine._scheduler.memory.cache.tree.drop(
+        next(each for each in bench.engine._scheduler.memory.cache.snapshots if each.position == 28)
+    )
+    bench.add("c", [*stem, 3, 3, 3], max_tokens=1)
+    bench.run()
+    assert missed(bench) == {"cold": 38 + 5, "below_granularity": 28, "evicted": 28}
+    bench.close()
+
+
+def test_salts_share_nothing() -> None:
+    prompt = [i % VOCAB for i in range(20)]
+    bench = Bench()
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x"), ("d", None)):
+        bench.add(name, prompt, salt=salt)
+        bench.run()
+    cached = [bench.outputs[name][0].num_cached_tokens for name in "abcd"]
+    assert cached == [0, 0, 16, 0]
+    bench.close()
+
+
+def test_thinking_that_a_template_strips_goes_first() -> None:
+    """Ten turns in memory for the last one and a fifth: what every turn leaves behind does not push the rest out."""
+    for state in (STATE, HYBRID):
+        history = [(i * 5) % VOCAB for i in range(12)]
+        total = 12 + 10 * (4 + 4)
+        bench = Bench(state=state, num_pages=-(-total * 12 // 10 // PAGE_TOKENS) + 14, others=4, max_num_seqs=2)
+        # Another conversation, as old as the first turn, must not pay for it.
+        other = [(i * 11 + 2) % VOCAB for i in range(16)]
+        bench.add("other", other, max_tokens=2)
+        bench.run()
+        for turn in range(10):
+            prompt = [*history, 1, 2, 3, turn]
+            bench.add(f"{turn}", prompt, max_tokens=24)
+            bench.run()
+            assert bench.tokens(f"{turn}") == answer(prompt, 24)
+            # Twenty tokens of thinking are dropped.
+            history = prompt + bench.tokens(f"{turn}")[20:]
+            if turn:
+                lost = len(prompt) - bench.outputs[f"{turn}"][0].num_cached_tokens
+                assert lost <= 4 + 4 + 4 + 2 * PAGE_TOKENS
+        bench.add("other again", other, max_tokens=2)
+        bench.run()
+        assert bench.outputs["other again"][0].num_cached_tokens >= 12
+        bench.close()
