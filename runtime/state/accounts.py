@@ -21,12 +21,8 @@ class Accounts:
 
     def admitted(self, sequence: Sequence, position: int, reasons: dict[str, int], *, has_tiers: bool) -> None:
         """Count a sequence that goes on from ``position``; ``reasons`` are why a new one computes the rest."""
-        restored, left = dict[str, int](), position
-        for place, count in sequence.restored.items():
-            restored[place] = min(count, left)
-            left -= restored[place]
-        sequence.restored = {}
-        external = position - left
+        where = self._where(sequence, position)
+        external = position - where.get("device", 0)
         if sequence.preemptions:
             lost = sequence.left - position
             if lost > 0:
@@ -35,7 +31,21 @@ class Accounts:
             return
         self.misses.add(reasons)
         sequence.missed_tokens = {reason: count for reason, count in reasons.items() if count}
-        sequence.cached_tokens = {place: count for place, count in ({"device": left} | restored).items() if count}
+        sequence.cached_tokens = where
         if has_tiers:
-            self.external_queries += sequence.prompt_len - left
+            self.external_queries += sequence.prompt_len - where.get("device", 0)
             self.external_hits += external
+
+    def arrived(self, sequence: Sequence, position: int) -> None:
+        """Note where the ``position`` tokens were that are on the device now; nothing is computed."""
+        sequence.num_cached, sequence.cached_tokens = position, self._where(sequence, position)
+
+    @staticmethod
+    def _where(sequence: Sequence, position: int) -> dict[str, int]:
+        """Return the tokens before ``position`` by the place where they were when the sequence came."""
+        where, left = dict[str, int](), position
+        for place, count in sequence.restored.items():
+            where[place] = min(count, left)
+            left -= where[place]
+        sequence.restored = {}
+        return {place: count for place, count in ({"device": left} | where).items() if count}

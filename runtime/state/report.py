@@ -33,6 +33,9 @@ def report(stats: Stats, memory: StateMemory, planned: Mapping[str, int]) -> Non
         )
     snapshots = memory.cache.snapshots
     stats.checkpoints, stats.checkpoint_bytes = len(snapshots), snapshots.num_bytes
+    sessions = memory.sessions
+    stats.sessions_pinned, stats.pinned_bytes = len(sessions), sessions.pinned_bytes
+    stats.session_hints = sessions.followed
     if memory.tiers is not None:
         stats.tiers = [
             Metric(each.name, each.doc, "counter" if each.kind == "counter" else "gauge", each.value, dict(each.labels))
