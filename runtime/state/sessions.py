@@ -26,7 +26,7 @@ class _Pin:
     """What is kept, and until when."""
 
     node: Node
-    snapshot: Snapshot | None
+    snapshots: tuple[Snapshot, ...]
     num_bytes: int
     until_s: float
 
@@ -68,15 +68,19 @@ class Sessions:
             self._release(key)
 
     def pin(self, sequence: Sequence, node: Node, snapshot: Snapshot | None) -> None:
-        """Keep state on the device for as long as a sequence's session asks, unless too much is kept already."""
+        """Keep state on the device for as long as a sequence's session asks, unless too much is kept already.
+
+        The next turn goes on from the end of the answer, or from the prompt's, where its template strips thinking.
+        """
         assert sequence.session is not None
-        num_bytes = node.end * self._page_bytes
-        if snapshot is not None:
-            num_bytes += self._cache.snapshots.bytes_of(snapshot)
+        inside = (each for above in node.path() for each in above.snapshots if not each.tail)
+        prompts = next((each for each in inside if each.position <= sequence.prompt_len), None)
+        snapshots = tuple(dict.fromkeys(each for each in (snapshot, prompts) if each is not None))
+        num_bytes = node.end * self._page_bytes + sum(map(self._cache.snapshots.bytes_of, snapshots))
         if self.pinned_bytes + num_bytes > self._most_bytes:
             return
         until_s = self._clock() + sequence.session.pin_s
-        self._keep(self._key(sequence), _Pin(node, snapshot, num_bytes, until_s))
+        self._keep(self._key(sequence), _Pin(node, snapshots, num_bytes, until_s))
         self.followed["pin"] += 1
 
     def poll(self) -> None:
@@ -123,8 +127,8 @@ class Sessions:
 
     def _keep(self, key: Hashable, pin: _Pin) -> None:
         self._cache.tree.lock(pin.node)
-        if pin.snapshot is not None:
-            self._cache.lock(pin.snapshot)
+        for snapshot in pin.snapshots:
+            self._cache.lock(snapshot)
         self._pins[key] = pin
         self.pinned_bytes += pin.num_bytes
 
@@ -132,8 +136,8 @@ class Sessions:
         pin = self._pins.pop(key)
         self.pinned_bytes -= pin.num_bytes
         self._cache.tree.unlock(pin.node)
-        if pin.snapshot is not None:
-            self._cache.unlock(pin.snapshot)
+        for snapshot in pin.snapshots:
+            self._cache.unlock(snapshot)
 
     def _key(self, sequence: Sequence) -> Hashable:
         return None if sequence.session is None else (self._cache.salt(sequence), sequence.session.id)
