@@ -155,6 +155,15 @@ class KVConfig:
     prefix_cache: bool = field(
         default=True, metadata=_about("keep the pages of finished requests and reuse them for equal beginnings")
     )
+    checkpoints: str = field(
+        default="auto",
+        metadata=_about(
+            "bytes of the arena, or a share of it, for checkpoints of recurrent and windowed states beside those in"
+            " use; auto: what nothing else needs",
+            size=True,
+            share=True,
+        ),
+    )
     host_memory: str | None = field(
         default=None,
         metadata=_about(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from treadle.conf.lock import from_lock
 from treadle.conf.phase import OnPhase
+from treadle.conf.schema import KVConfig
+from treadle.conf.size import parse_bytes, parse_share
 from treadle.graph import ops
 from treadle.graph.buckets import SKINNY_TOKENS, assign_buckets
 from treadle.graph.build import BuildOptions, build
@@ -17,10 +19,11 @@ from treadle.graph.footprint import attention_tokens
 from treadle.graph.ir import Graph
 from treadle.graph.program import Executables, Lowering, Program
 from treadle.graph.resolve import Resolved, resolve
+from treadle.graph.state import State
 from treadle.graph.target import Target
 from treadle.graph.weights import WeightExpr
 from treadle.kernels.backend import open_backend
-from treadle.kernels.backend.protocol import Backend
+from treadle.kernels.backend.protocol import Backend, Stream
 from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import Pass
 from treadle.passes.pipeline import pipeline
@@ -28,7 +31,12 @@ from treadle.passes.runner import Watch, run_passes
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.memory import arena_kinds
+from treadle.runtime.state.tiers.build import open_tiers
+from treadle.runtime.state.tiers.tiers import Tiers
 from treadle.runtime.weights import load_weights
+
+FLIGHT_BYTES = 256 << 20
+"""State that is on its way out of the arena at a time, at most."""
 
 
 def read_deployment(path: Path) -> Resolved:
@@ -131,6 +139,21 @@ def weights(
     return load_weights(expressions, resolved.checkpoint, resolved.deployment.hardware.device, progress)
 
 
+def checkpoint_bytes(kv: KVConfig, arena_bytes: int) -> int | None:
+    """Return the bytes that checkpoints may take of an arena, None for what nothing else needs."""
+    if kv.checkpoints == "auto":
+        return None
+    share = parse_share(kv.checkpoints)
+    return parse_bytes(kv.checkpoints) if share is None else int(arena_bytes * share)
+
+
+def _open_tiers(resolved: Resolved, backend: Backend, arena: Arena, state: State, stream: Stream) -> Tiers | None:
+    """Return where state goes that leaves the arena; the same model in the same layout finds it again."""
+    deployment = resolved.deployment
+    model = f"{deployment.model.content} {deployment.model.seed} {deployment.passes.quantize}"
+    return open_tiers(deployment.kv, backend, arena.bytes, stream, state=state, model=model)
+
+
 def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     """Return an engine that is ready to step.
 
@@ -156,6 +179,8 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=bool(deployment.scheduler.overlap),
         prefix_cache=deployment.kv.prefix_cache,
+        checkpoint_bytes=checkpoint_bytes(deployment.kv, resolved.plan.arena_bytes),
+        flight_bytes=min(FLIGHT_BYTES, int(deployment.kv.host_memory or 0) // 4),
         vocab=resolved.spec.vocab,
         processors=resolved.plan.processors,
         seed=deployment.scheduler.seed,
@@ -167,6 +192,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         state=made.state,
         settings=settings,
         buckets=made.buckets,
+        tiers=partial(_open_tiers, resolved, backend, arena, made.state),
     )
     engine.warm_up(partial(on_phase, "warm up"), workspace_bytes=resolved.plan.workspace_bytes)
     return engine

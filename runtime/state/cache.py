@@ -21,6 +21,9 @@ BEGINS_ANSWER = 4
 """Tokens at a prompt's end that may differ when its answer is history: what opens the thinking."""
 
 
+RECENT_CHECKPOINTS = 2
+
+
 class PrefixCache:
     """Finds what was computed before, and keeps what sequences leave behind."""
 
@@ -72,6 +75,20 @@ class PrefixCache:
             answers = [each.answer for each in child.below() if each.answer]
             if answers and all(start <= parted + BEGINS_ANSWER and start < sequence.prompt_len for start in answers):
                 self.tree.demote(child)
+
+    def supersede(self, sequence: Sequence) -> None:
+        """Let checkpoints go first that a conversation has left behind.
+
+        The last two on its way stay as they are, to go on from and to answer the last turn again, and so do those at
+        which others part.
+        """
+        recent = 0
+        for node in sequence.node.path() if sequence.node is not None else ():
+            if node.snapshots and recent < RECENT_CHECKPOINTS:
+                recent += 1
+            elif len(node.children) == 1:
+                for snapshot in node.snapshots:
+                    self.snapshots.demote(snapshot)
 
     def dismiss(self, match: Match) -> None:
         """Undo the locks of a match that is not used."""

@@ -270,6 +270,7 @@ class StateMemory:
             self.cache.remember(sequence, sequence.num_valid)
             if sequence.node is not None and not comes_back:
                 sequence.node.answer = sequence.prompt_len
+                self.cache.supersede(sequence)
             kept: tuple[Node, Snapshot] | None = None
             if comes_back or self._state.needs_checkpoints:
                 kept = self.cache.leave_tail(sequence, comes_back=comes_back)

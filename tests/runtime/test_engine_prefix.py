@@ -76,7 +76,7 @@ def test_thinking_that_a_template_strips_goes_first() -> None:
     for state in (STATE, HYBRID):
         history = [(i * 5) % VOCAB for i in range(12)]
         total = 12 + 10 * (4 + 4)
-        bench = Bench(state=state, num_pages=-(-total * 12 // 10 // PAGE_TOKENS) + 14, others=4, max_num_seqs=2)
+        bench = Bench(state=state, num_pages=-(-total * 12 // 10 // PAGE_TOKENS) + 14, others=12, max_num_seqs=2)
         # Another conversation, as old as the first turn, must not pay for it.
         other = [(i * 11 + 2) % VOCAB for i in range(16)]
         bench.add("other", other, max_tokens=2)

@@ -68,6 +68,11 @@ class DiskStore:
         """Write files. Raises StoreError if the file system is full, or does not take them for another reason."""
         return [self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
+    def keys(self) -> list[bytes]:
+        """Return the keys of this model's files."""
+        with self._lock:
+            return [key for scope, key in self._known if scope == self._scope]
+
     def release(self, keys: Sequence[bytes]) -> None:
         """Remove files."""
         for key in keys:

@@ -94,6 +94,11 @@ class HostPool:
         entry = self._entries.get(key)
         return entry is not None and entry.ready
 
+    def keys(self) -> list[bytes]:
+        """Return the keys of all objects, at one moment."""
+        with self._lock:
+            return list(self._entries)
+
     def is_placed(self, key: bytes) -> bool:
         """Whether a key has a place, ready or not."""
         return key in self._entries

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.host import Entry, HostPool
 from treadle.runtime.state.tiers.known import Known
-from treadle.runtime.state.tiers.lane import Buffers, Lane, Work, ignore
+from treadle.runtime.state.tiers.lane import Lane, ignore
 from treadle.runtime.state.tiers.loads import Loads, Source
 from treadle.runtime.state.tiers.mover import Mover
+from treadle.runtime.state.tiers.saves import Saves, Target
 from treadle.runtime.state.tiers.seal import SEAL_BYTES, namespace
 from treadle.runtime.state.tiers.stats import TierStats
 from treadle.runtime.state.tiers.store import Scope, Store
@@ -31,13 +33,12 @@ if TYPE_CHECKING:
 
     from treadle.kernels.backend.protocol import Backend, Stream
 
-BATCH_BYTES = 16 << 20
-"""About as much goes to a store in one call."""
 PIN_SHARE = 0.5
 """The most of the pool that may be pinned."""
 FLIGHT_SHARE = 0.5
 """The most of the pool that sinking objects, and loads, may be filling at once."""
 CLOSE_S = 5.0
+CLEAR_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,11 @@ class Tiers:
         self._woken = threading.Event()
         opened = Scope(namespace=scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
         self._links = {link.name: link for link in links}
-        self._lanes = {
-            link.name: Lane(link.name, link.store, opened, clock=clock, readers=link.readers, wake=self._woken.set)
-            for link in links
-        }
+        # Others may ask for what is here as soon as a lane is made.
+        self._lanes: dict[str, Lane] = {}
+        for link in links:
+            wake, readers = self._woken.set, link.readers
+            self._lanes[link.name] = Lane(link.name, link.store, opened, clock=clock, readers=readers, wake=wake)
         self._known = {
             link.name: Known(self._lanes[link.name], clock, limit_s=link.limit_s)
             for link in links
@@ -85,6 +87,16 @@ class Tiers:
         ]
         limit = int(self._pool.capacity * FLIGHT_SHARE)
         self._loads = Loads(self._pool, sources, clock, limit_bytes=limit)
+        targets = [
+            Target(
+                lane=self._lanes[link.name],
+                limit_s=link.limit_s,
+                holds=partial(self._holds, link.name),
+                note=partial(self._note_saved, link.name),
+            )
+            for link in links
+        ]
+        self._saves = Saves(self._pool, targets)
         self._sinking: dict[bytes, list[tuple[Ticket, int]]] = {}
         self._sink_bytes, self._sink_limit = 0, limit
         self._rising: list[tuple[Entry, int, Ticket, int]] = []
@@ -196,6 +208,15 @@ class Tiers:
             if name in self._known:
                 self._known[name].note(keys, False)
 
+    def clear(self) -> None:
+        """Forget all that this machine holds of the model, on host and disk; what others share stays."""
+        here = self._pool.keys()
+        for key in here:
+            self._pool.drop(key)
+        for name, link in self._links.items():
+            if isinstance(link.store, DiskStore):
+                self._lanes[name].submit("release", link.store.keys(), ignore, limit_s=CLEAR_S)
+
     def stats(self) -> TierStats:
         """Return what was done so far, and what is held now."""
         return self._stats.complete(self._pool, self._lanes, self._loads, self._sink_bytes)
@@ -233,37 +254,11 @@ class Tiers:
                 ticket.settle(index, ok)
             self._pool.release(entry)
         if ok:
-            self._save(entries)
+            self._saves.save(entries)
 
-    def _save(self, entries: list[Entry]) -> None:
-        """Write objects on to every store that is not known to have them."""
-        for name, lane in self._lanes.items():
-            if not lane.store.saves:
-                continue
-            new = [entry for entry in entries if not self._holds(name, entry.key)]
-            for batch in _batches(new):
-                held: list[Entry] = []
-                lane.submit(
-                    "save",
-                    batch,
-                    partial(self._saved, name),
-                    limit_s=self._links[name].limit_s,
-                    prepare=partial(self._prepare_save, batch, held),
-                    release=partial(self._let_go, held),
-                )
-
-    def _prepare_save(self, keys: Sequence[bytes], held: list[Entry]) -> Buffers:
-        """Hold what is still in the pool; runs on a thread of the lane."""
-        held += [entry for key in keys if (entry := self._pool.acquire(key)) is not None]
-        return [entry.key for entry in held], [self._pool.sealed(entry) for entry in held]
-
-    def _saved(self, name: str, work: Work) -> None:
+    def _note_saved(self, name: str, keys: Sequence[bytes]) -> None:
         if name in self._known:
-            self._known[name].note([key for key, ok in work.outcome.items() if ok], True)
-
-    def _let_go(self, held: list[Entry], _work: Work) -> None:
-        for entry in held:
-            self._pool.release(entry)
+            self._known[name].note(keys, True)
 
     def _arrived(self, each: Object, ticket: Ticket, index: int, entry: Entry | None) -> None:
         """Send on to the arena what a store gave."""
@@ -307,7 +302,7 @@ class Tiers:
                 found[index] = Where.PENDING
 
     def _local(self) -> list[Lane]:
-        return [self._lanes[name] for name, link in self._links.items() if link.where is Where.DISK]
+        return [lane for name, lane in list(self._lanes.items()) if self._links[name].where is Where.DISK]
 
     def _hold_any(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether the host or the disk has objects; called on threads of connectors."""
@@ -333,19 +328,6 @@ class Tiers:
                 yield buffer if lane.store.load([key], [buffer])[0] else None
                 return
         yield None
-
-
-def _batches(entries: Sequence[Entry]) -> Iterator[list[bytes]]:
-    """Yield the keys in parts of about BATCH_BYTES."""
-    batch, size = list[bytes](), 0
-    for entry in entries:
-        batch.append(entry.key)
-        size += entry.num_bytes
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _note_arrival(ticket: Ticket, index: int, entry: Entry | None) -> None:

@@ -13,30 +13,33 @@ import os
 import socket
 import struct
 import time
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from treadle.runtime.state.tiers.store import StoreError
 
 MAX_MESSAGE = 1 << 20
-MAX_KEYS = 4096
 _LENGTH = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _NONCE_BYTES = 32
 
 
+Key = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
 class Lookup(msgspec.Struct, tag="lookup", frozen=True):
     """Which of these are there? Answered by Found."""
 
-    keys: list[bytes]
+    keys: list[Key]
 
 
 class Load(msgspec.Struct, tag="load", frozen=True):
     """Send these. Answered, for each in its turn, by its size and its bytes; a size of 0 if it is not there."""
 
-    keys: list[bytes]
-    sizes: list[int]
+    keys: list[Key]
+    sizes: list[Size]
 
 
 class Found(msgspec.Struct, frozen=True):

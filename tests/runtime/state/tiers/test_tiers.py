@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, page, until
 
 from treadle.kernels.backend.cuda import CudaBackend
+from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.ticket import Ticket, Where
+from treadle.runtime.state.tiers.tiers import Link
 
 
 def test_objects_go_down_and_come_back_to_other_places() -> None:
@@ -194,6 +197,24 @@ def test_a_dead_store_is_left_alone_and_tried_again() -> None:
         until(lambda: key(7) in store.kept, e.tiers)
         until(lambda: not e.tiers.stats().stores["remote"].held_off, e.tiers)
         assert e.tiers.stats().stores["remote"].is_open
+
+
+def test_a_chain_of_host_and_disk_outlives_the_engine_and_can_be_cleared(tmp_path: Path) -> None:
+    def disk() -> Link:
+        return Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
+
+    with engine(disk()) as e:
+        e.sink(1, 2, 3)
+        until(lambda: e.tiers.stats().stores["disk"].num_objects == 3, e.tiers)
+    with engine(disk()) as e:
+        until(lambda: e.tiers.stats().stores["disk"].is_open, e.tiers)
+        assert e.find(1, 2, 4) == [Where.DISK, Where.DISK, None]
+        e.arena[: 8 * SIZE] = 99
+        assert e.fetch(2, 1) == [True, True]
+        assert e.find(1, 3) == [Where.HOST, Where.DISK]
+        e.tiers.clear()
+        until(lambda: e.find(1, 2, 3) == [None] * 3, e.tiers)
+        assert list(tmp_path.rglob("0" * 31 + "?")) == []
 
 
 def test_metrics_have_names_docs_and_labels_that_do_not_clash() -> None:
