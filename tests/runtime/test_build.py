@@ -93,6 +93,18 @@ def test_more_requests_than_pages_are_preempted_and_equal_the_oracle() -> None:
         assert engine.stats().pages_total <= pages
 
 
+def test_preempted_requests_come_back_from_host_memory() -> None:
+    case = tiny("llama")
+    pages = (len(case.prompts[0]) + NEW_TOKENS) // 4 + 6
+    small = (*REFERENCE, "model.max_len=64", f"kv.memory={(pages + 1) * 3072}", "kv.host_memory=1MiB")
+    with engine_of(case, small) as engine:
+        prompts, tokens = case.prompts[:2] * 2, case.tokens[:2] * 2
+        assert greedy(engine, prompts, "tight") == tokens
+        stats = engine.stats()
+        assert stats.preemptions > 0
+        assert sum(stats.recomputed_tokens.values()) == 0
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_int8_stays_near_the_full_weights(name: str) -> None:
     case = tiny(name)
