@@ -91,10 +91,6 @@ class StateMemory:
         """Pages of the first group that there could be, beside what other kinds hold."""
         return self.arena.available(0) + self.pages.used
 
-    def evictable(self, kind: int) -> int:
-        """Return how many items of a kind are kept for later requests alone."""
-        return self._room.evictable_pages if kind == 0 else self._holders[kind].evictable
-
     @property
     def busy(self) -> bool:
         """Whether anything is on its way to a tier or back."""
@@ -197,10 +193,7 @@ class StateMemory:
         return True
 
     def prefetch(self, sequence: Sequence, running: Ordered[Sequence]) -> int | None:
-        """Bring what is known of a sequence to the device; return how many tokens are there, None if some may come yet.
-
-        A pin that its session asks for begins then.
-        """
+        """Bring what is known of a sequence to the device; return how many tokens are, None if some may come yet."""
         if self.tiers is not None and self._restorer.holds(sequence, running):
             return None
         match = self.cache.match(sequence)

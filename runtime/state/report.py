@@ -22,7 +22,7 @@ def report(stats: Stats, memory: StateMemory, planned: Mapping[str, int]) -> Non
     stats.fragmentation = usage.fragmentation
     stats.state_kinds = {}
     for kind, pool in zip(usage.kinds, memory.arena.pools):
-        cached = memory.evictable(pool.kind) * pool.item_bytes
+        cached = memory.cache.room.evictable(pool.kind) * pool.item_bytes
         stats.state_kinds[kind.name] = KindStats(
             item_bytes=pool.item_bytes,
             planned_bytes=planned.get(kind.name, 0),
