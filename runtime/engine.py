@@ -9,9 +9,9 @@ import random
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +40,7 @@ from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.report import report
 from treadle.runtime.state.tiers.tiers import Tiers
 from treadle.runtime.stepper import Executor, Stepper
 
@@ -66,6 +67,8 @@ class EngineSettings:
     prefix_cache: bool = True
     checkpoint_bytes: int | None = None
     """what checkpoints may take of the arena; None: all that nothing else needs"""
+    planned_bytes: Mapping[str, int] = field(default_factory=dict)
+    """what the memory plan gives each kind of state"""
     flight_bytes: int = 256 << 20
     """state that is on its way out of the arena at a time"""
     checkpoint_tokens: int = 64
@@ -165,9 +168,6 @@ class Engine:
         self._check(request)
         if len(scheduler.waiting) >= settings.max_queue + scheduler.free_slots:
             raise QueueFull(f"{len(scheduler.waiting)} requests wait already; max_queue={settings.max_queue}")
-        if request.session is not None and request.session.prefetch:
-            self._prefetch(request)
-            return
         params, room = request.params, self._max_tokens - len(request.prompt)
         sequence = Sequence(
             request,
@@ -179,7 +179,10 @@ class Engine:
         sequence.processors = make_processors(params.logits_processors)
         self._order += 1
         self._sequences[request.id] = sequence
-        scheduler.add(sequence)
+        if request.session is not None and request.session.prefetch:
+            scheduler.prefetching.append(sequence)
+        else:
+            scheduler.add(sequence)
         self._checked = False
 
     def abort(self, abort: Abort) -> None:
@@ -210,6 +213,9 @@ class Engine:
         # One step stays in flight while there is a next one to schedule.
         depth = 1 if plan is not None and self._settings.overlap else 0
         outputs, self._outputs = self._outputs, []
+        for sequence in list(self._scheduler.arrived):
+            outputs.append(self._report(sequence, [], "length"))
+            self._finish(sequence, "length")
         while len(self._in_flight) > depth:
             outputs += self._collect(self._in_flight[0])
         if not self._checked and not self._sequences and not self._in_flight and not self._memory.busy:
@@ -235,8 +241,7 @@ class Engine:
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions
-        stats.prefix_missed_tokens = scheduler.memory.cache.misses.tokens
-        stats.recomputed_tokens = scheduler.memory.recomputed
+        report(stats, self._memory, self._settings.planned_bytes)
         fields = {name: copy(getattr(stats, name)) for name in stats.__struct_fields__}
         return Stats(**fields)
 
@@ -282,11 +287,6 @@ class Engine:
             raise RequestError(
                 f"bad_words takes at most {MAX_BAD_WORDS} words of 2 to {MAX_BAD_TOKENS} tokens", "bad_words"
             )
-
-    def _prefetch(self, request: Request) -> None:
-        """Answer a request that wants nothing but that its state be near; it computes and generates nothing."""
-        self._outputs.append(Output(id=request.id, token_ids=[], finish_reason="length"))
-        self._stats.finished["length"] = self._stats.finished.get("length", 0) + 1
 
     def _launch(self, plan: Plan) -> _Launched:
         self._stats.steps += 1
@@ -352,9 +352,11 @@ class Engine:
         output = Output(
             id=sequence.id, token_ids=token_ids, finish_reason=reason, num_cached_tokens=sequence.num_cached
         )
+        if not sequence.reported:
+            output.cached_tokens = sequence.cached_tokens
         if not sequence.reported and sequence.first_step_s is not None:
             output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
-            output.cached_tokens, output.missed_tokens = sequence.cached_tokens, sequence.missed_tokens
+            output.missed_tokens = sequence.missed_tokens
             self._stats.prompt_tokens += 0 if sequence.choice else sequence.prompt_len
             sequence.reported = True
         return output

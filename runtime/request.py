@@ -12,19 +12,18 @@ from treadle.runtime.params import SamplingParams as SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MISS_REASONS = ("cold", "evicted", "below_granularity", "salt", "opted_out")
+MISS_REASONS = ("cold", "evicted", "below_granularity", "salt", "opted_out", "failed")
 """why a token of a prompt was computed although the prefix cache is on: it was not known; it was, until its memory
 was needed; it is behind the last place that the cache can go on from; it is known under another salt; its request
-wants values that only computing gives"""
-
+wants values that only computing gives; a tier did not give it"""
 
 PREEMPTED = ("kept", "moved", "recomputed")
 """what became of the state of a request that was put back in the queue: it stayed on the device as long as there was
 room, went to a tier, or was lost"""
 
-RECOMPUTE_CAUSES = ("preemption", "evicted", "tier_lost")
-"""why tokens were computed once more: their request was put back in the queue; their memory was needed; a tier said
-that it had them and did not give them"""
+RECOMPUTE_CAUSES = ("evicted", "failed")
+"""why tokens of preempted requests were computed again: there was no room for their state anywhere, or a tier did not
+give it back"""
 
 HINTS = ("pin", "demote", "prefetch")
 
@@ -221,16 +220,12 @@ class Stats(msgspec.Struct, kw_only=True, tag=True):
     """steps of at most STEP_TOKENS[i] tokens and more than the bound before; one more for those beyond all"""
     finished: dict[str, int] = {}
     """finish reason -> requests"""
-    prefix_miss_tokens: dict[str, int] = {}
-    """why prompt tokens did not come from the prefix cache (MISS_REASONS)"""
     external_query_tokens: int = 0
     """prompt tokens that were not on the device and were looked for in the tiers"""
     external_hit_tokens: int = 0
     """those of them that came from there"""
     preempted: dict[str, int] = {}
     """preemptions by what became of the state (PREEMPTED)"""
-    recomputed_tokens: dict[str, int] = {}
-    """tokens computed once more, by cause (RECOMPUTE_CAUSES)"""
     state_kinds: dict[str, KindStats] = {}
     arena_bytes: int = 0
     """of the device, for state of every kind"""

@@ -69,6 +69,10 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """sequences with a slot, the oldest first"""
+        self.prefetching: list[Sequence] = []
+        """those that only want their state to be near"""
+        self.arrived: list[Sequence] = []
+        """those of them whose state is; taken by the caller"""
         self.preemptions = 0
         self.query_tokens = 0
         self.hit_tokens = 0
@@ -109,6 +113,10 @@ class Scheduler:
                     self._preempt(sequence)
                 break
             plan.admitted.append(sequence)
+        for sequence in list(self.prefetching):
+            if self.memory.prefetch(sequence, self.running) is not None:
+                self.prefetching.remove(sequence)
+                self.arrived.append(sequence)
         for sequence in plan.sampled:
             sequence.pending += 1
         if not plan.num_tokens:
@@ -132,7 +140,11 @@ class Scheduler:
         """End a sequence wherever it stands; what it holds is given back at once, or when its steps are collected."""
         assert sequence.finish_reason is None
         sequence.finish_reason = reason
-        if sequence.slot is None:
+        if sequence in self.prefetching:
+            self.prefetching.remove(sequence)
+        elif sequence in self.arrived:
+            self.arrived.remove(sequence)
+        elif sequence.slot is None:
             self.waiting.remove(sequence)
             self.memory.cache.forget(sequence)
         elif sequence.in_flight == 0:
@@ -235,6 +247,8 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, take: Callable[[], bool]) -> bool:
         """Let a running sequence take memory, at the price of the youngest; False if it must skip this step."""
         while not take():
+            if self.memory.sessions.give_way():
+                continue
             leaving = (len(each.pages) for each in self.running if each.leaving or each.finish_reason)
             promised = self.memory.promised + sum(leaving)
             if self._lacking < promised:

@@ -122,6 +122,8 @@ class Sequence:
         """and already when it stood further back in the queue"""
         self.left = 0
         """tokens that were computed when it was preempted last"""
+        self.restored: dict[str, int] = {}
+        """tokens that tiers brought back for it since it began to wait, by tier"""
         self.failed = 0
         """of those, what a tier did not give back"""
         self.cut = False

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from treadle.conf.size import format_bytes
+from treadle.conf.connector import read_connectors
+from treadle.conf.size import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from treadle.conf.schema import KVConfig
     from treadle.graph.resolve import Resolved
 
 Row = tuple[str, str]
@@ -37,10 +39,32 @@ def summary(resolved: Resolved) -> tuple[Row, ...]:
             "kv cache",
             f"{tokens:,} tokens in {plan.num_pages:,} pages of {plan.kv.page_tokens}; prefixes are {prefixes}",
         ),
+        ("state", _state(resolved)),
+        ("tiers", _tiers(deployment.kv)),
         ("memory", "\n".join(f"{kind}: {format_bytes(nbytes)}" for kind, nbytes in kinds.items())),
         ("in all", whole),
         ("key", "clients need serve.api_key" if deployment.serve.api_key else "none: whoever reaches the port may ask"),
     )
+
+
+def _state(resolved: Resolved) -> str:
+    """Return what sequences hold by kind of state, and where one can go on from."""
+    state, policy = resolved.plan.state, resolved.deployment.kv
+    kinds = [f"{group.name}: pages of {format_bytes(group.page_bytes)}" for group in state.groups]
+    if state.block is not None:
+        kinds.append(f"block: {format_bytes(state.block.block_bytes)} a sequence")
+    if state.needs_checkpoints and policy.prefix_cache:
+        kinds.append("prompts go on from checkpoints")
+    return "\n".join(kinds)
+
+
+def _tiers(kv: KVConfig) -> str:
+    """Return where state goes that leaves the device."""
+    tiers = [] if kv.host_memory is None else [f"{format_bytes(parse_bytes(kv.host_memory))} of main memory"]
+    if kv.disk.path is not None:
+        tiers.append(f"disk {kv.disk.path}, {format_bytes(parse_bytes(kv.disk.memory))}")
+    tiers += [each.name for each in read_connectors(kv.connectors)]
+    return "\n".join(tiers) or "nothing; kv.host_memory keeps state there"
 
 
 def cache_info(resolved: Resolved) -> dict[str, str]:

@@ -41,7 +41,7 @@ class StateMetrics:
         yield from self._kinds(stats.state_kinds)
         doc = "Requests put back in the queue, by what became of their state"
         yield self._by("treadle:preemptions", doc, "state", stats.preempted, PREEMPTED)
-        doc = "Tokens that were computed once more, by cause"
+        doc = "Tokens of preempted requests that were computed again, by cause"
         yield self._by("treadle:recomputed_tokens", doc, "cause", stats.recomputed_tokens, RECOMPUTE_CAUSES)
         yield self._gauge(
             "treadle:sessions_pinned", "Sessions whose state is kept on the device", stats.sessions_pinned
@@ -56,7 +56,7 @@ class StateMetrics:
         yield self._count(f"{prefix}external_prefix_cache_queries", doc, stats.external_query_tokens)
         yield self._count(f"{prefix}external_prefix_cache_hits", "Those that were found", stats.external_hit_tokens)
         doc = "Prompt tokens that did not come from the prefix cache, by reason"
-        yield self._by("treadle:prefix_cache_miss_tokens", doc, "reason", stats.prefix_miss_tokens, MISS_REASONS)
+        yield self._by("treadle:prefix_cache_miss_tokens", doc, "reason", stats.prefix_missed_tokens, MISS_REASONS)
         yield self._gauge(
             "treadle:checkpoints", "Places of recurrent and windowed state to go on from", stats.checkpoints
         )

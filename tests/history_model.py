@@ -21,7 +21,7 @@ from treadle.graph.state import UNIT_BYTES, Block, BlockPart, LayerKV, PagedKV, 
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.kernels.backend.protocol import Stream
 from treadle.runtime.engine import Engine, EngineSettings
-from treadle.runtime.request import Output, Request, SamplingParams, spread
+from treadle.runtime.request import Output, Request, SamplingParams, SessionHint, spread
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.tiers.tiers import Tiers
 
@@ -229,10 +229,11 @@ class Bench:
         )
 
     def add(
-        self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), salt: str | None = None, **params: object
-    ) -> None:
+        self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), salt: str | None = None,
+        session: SessionHint | None = None, **params: object,
+    ) -> None:  # fmt: skip
         made = SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | params)
-        self.engine.add(Request(id=name, prompt=prompt, params=made, eos_ids=eos_ids, cache_salt=salt))
+        self.engine.add(Request(id=name, prompt=prompt, params=made, eos_ids=eos_ids, cache_salt=salt, session=session))
 
     def step(self) -> list[Output]:
         outputs = self.engine.step()

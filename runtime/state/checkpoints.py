@@ -20,13 +20,15 @@ class CheckpointPolicy:
         """Return the positions of checkpoints in a prompt, descending.
 
         Its tokens from ``position`` to ``end`` are to be computed; ``known`` were computed before, by somebody whose
-        prompt goes on differently; messages end at ``boundaries``, the last of which before the prompt's end counts.
+        prompt goes on differently; messages begin and end at ``boundaries``. One that is close to the prompt's end is
+        better than that end: what stands behind it opens the answer, and may differ when the answer is history.
         """
-        inside = [each for each in boundaries if each < end - 1]
+        inside = sorted((each for each in boundaries if each < end - 1), reverse=True)
+        near = inside[:1] if inside and end - 1 - inside[0] < self.least_tokens else [end - 1]
         spaced = [self.first_spaced << power for power in range((end // self.first_spaced).bit_length())]
         # Those that serve most come first, others keep their distance from them.
         stops = list[int]()
-        for wanted in (end - 1, max(inside, default=0), known, *spaced):
+        for wanted in (*near, *inside, known, *spaced):
             stop = self._floor(wanted)
             if position + self.least_tokens <= stop < end and all(abs(stop - e) >= self.least_tokens for e in stops):
                 stops.append(stop)

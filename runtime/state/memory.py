@@ -15,15 +15,18 @@ from collections.abc import Sequence as Ordered
 from treadle.graph.state import State
 from treadle.runtime.plan import ByteCopy, Plan
 from treadle.runtime.sequence import Sequence, Window
+from treadle.runtime.state.accounts import Accounts
 from treadle.runtime.state.arena import Arena, Kind
 from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
-from treadle.runtime.state.node import Match
+from treadle.runtime.state.node import Match, Node
 from treadle.runtime.state.restorer import Restorer
 from treadle.runtime.state.room import Counts
+from treadle.runtime.state.sessions import Sessions
 from treadle.runtime.state.sinker import Sinker
+from treadle.runtime.state.snapshots import Snapshot
 from treadle.runtime.state.tiers.tiers import Tiers
 
 LOOK_AHEAD = 8
@@ -69,9 +72,8 @@ class StateMemory:
         )
         self._room = self.cache.room
         self.tiers: Tiers | None = None
-        self.recomputed = {"evicted": 0, "failed": 0}
-        """tokens of preempted requests that were computed again: there was no room for their state anywhere, or a tier
-        did not give it back"""
+        self.accounts = Accounts(self.cache.misses)
+        self.sessions = Sessions(self.cache, page_bytes=self.pages.item_bytes, arena_bytes=len(arena.bytes))
 
     def attach(self, tiers: Tiers, flight_bytes: int) -> None:
         """Let state go to ``tiers``, about ``flight_bytes`` at a time, and come back."""
@@ -104,6 +106,7 @@ class StateMemory:
 
         ``waiting``: whose turn is next.
         """
+        self.sessions.poll()
         if self.tiers is None:
             return
         self.tiers.poll()
@@ -130,22 +133,23 @@ class StateMemory:
         match = self.cache.match(sequence)
         if match is None:
             return False
+        self.sessions.returned(sequence)
         beside, snapshot = self._room.beside(sequence, running), match.snapshot
         # Who comes back takes what it left; others go on from copies, if there is room for both.
         takes = snapshot is not None and snapshot.locks == 1 and snapshot.owner == sequence.id
         if snapshot is not None and snapshot.locks == 1 and not takes:
             takes = not self._room.fits(self._needs(sequence, match, False), beside)
         need = self._needs(sequence, match, takes)
-        if not self._room.fits(need, beside):
-            self.cache.dismiss(match)
-            return False
+        while not self._room.fits(need, beside):
+            # Who would be alone does not wait for a lease to end.
+            if running or not self.sessions.give_way():
+                self.cache.dismiss(match)
+                return False
         reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}
         if not self._room.make(need):
             self.cache.dismiss(match)
             return False
-        self.cache.misses.add(reasons)
-        if sequence.left > match.position:
-            self.recomputed["failed" if sequence.failed else "evicted"] += sequence.left - match.position
+        self.accounts.admitted(sequence, match.position, reasons, has_tiers=self.tiers is not None)
         sequence.node = match.node
         sequence.computed = match.position
         self._fill(sequence, match, takes)
@@ -187,6 +191,18 @@ class StateMemory:
             (sequence.block,) = self._holders[self._block].take(1, sequence.id)
             self._changes.copy_after(self._block, leader.block, sequence.block)
         return True
+
+    def prefetch(self, sequence: Sequence, running: Ordered[Sequence]) -> int | None:
+        """Bring what is known of a sequence to the device; return how many tokens are, None if some may come yet."""
+        if self.tiers is not None and self._restorer.holds(sequence, running):
+            return None
+        match = self.cache.match(sequence)
+        if match is None:
+            return None
+        self.sessions.arrived(sequence, match)
+        self.cache.dismiss(match)
+        self.accounts.arrived(sequence, match.position)
+        return match.position
 
     def is_full(self, sequence: Sequence) -> bool:
         """Whether the next token of a decoding sequence needs a page."""
@@ -242,22 +258,23 @@ class StateMemory:
 
     def vacate(self, sequence: Sequence, *, comes_back: bool = False) -> None:
         """Take back all that a sequence holds. What is valid is kept for as long as its memory is not needed."""
+        node, snapshot = None, None
         if self.cache.enabled or comes_back:
             self.cache.remember(sequence, sequence.num_valid)
             if sequence.node is not None and not comes_back:
                 sequence.node.answer = sequence.prompt_len
                 self.cache.supersede(sequence)
-            kept = None
+            kept: tuple[Node, Snapshot] | None = None
             if comes_back or self._state.needs_checkpoints:
                 kept = self.cache.leave_tail(sequence, comes_back=comes_back)
-            if self.tiers is not None:
-                node, snapshot = kept or (sequence.node, None)
-                if node is not None:
-                    self._sinker.offer(node, snapshot, urgent=comes_back)
+            node, snapshot = kept or (sequence.node, None)
+            if self.tiers is not None and node is not None:
+                self._sinker.offer(node, snapshot, urgent=comes_back)
         sequence.asked = sequence.looked = False
         sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:
+            self.sessions.ended(sequence, node, snapshot)
             self.cache.forget(sequence)
 
     def discard(self, sequence: Sequence) -> None:
@@ -277,6 +294,7 @@ class StateMemory:
         All that may be left then is the tree's own references, under no lock.
         """
         leaked: dict[str, int] = {}
+        pins = self.sessions.suspend()
         tree, snapshots = self.cache.tree, self.cache.snapshots
         if tree.evictable != tree.num_pages:
             for page in tree.force_unlock():
@@ -291,6 +309,7 @@ class StateMemory:
             if pool.num_refs != len(held):
                 for owner, count in pool.reclaim(held).items():
                     leaked[owner] = leaked.get(owner, 0) + count
+        self.sessions.resume(pins)
         return leaked
 
     def _needs(self, sequence: Sequence, match: Match, takes: bool) -> Counts:

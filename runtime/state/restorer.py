@@ -43,6 +43,8 @@ class _Job:
     """keys of the pages behind ``base``"""
     items: list[list[bytes]] | None
     """keys of a snapshot's items"""
+    places: list[Where | None]
+    """where the pages are"""
     taken: list[list[Handle]] = field(default_factory=list)
     """by kind; of the first, pages and then what is the snapshot's"""
     ticket: Ticket | None = None
@@ -130,7 +132,7 @@ class Restorer:
         new = chain(digests[-1], behind, size * TOKEN_BYTES)
         found = self._tiers.find(new)
         if any(where is Where.PENDING for where in found) and self._is_patient(sequence):
-            return _Job(tokens, base, [], 0, [], None)
+            return _Job(tokens, base, [], 0, [], None, [])
         count = next((index for index, where in enumerate(found) if where is None), len(found))
         digests += new[:count]
         for position, tail in self._candidates(tokens, digests, match.position, most):
@@ -138,7 +140,7 @@ class Restorer:
             keys = [key for keys in items or () for key in keys]
             if all(self._tiers.find(keys)):
                 pages = new[: max(position // size - base.end, 0)]
-                return _Job(tokens, base, digests, position, pages, items)
+                return _Job(tokens, base, digests, position, pages, items, found[: len(pages)])
         return None
 
     def _candidates(
@@ -222,5 +224,15 @@ class Restorer:
             pool.release(handles)
         tree.unlock(job.base)
         self.restored_tokens += min(restored, job.position)
+        self._note_places(sequence, job, min(restored, job.position))
         sequence.failed = max(job.position - restored, 0)
         self.failed_tokens += sequence.failed
+
+    def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
+        """Note where the tokens up to ``restored`` came from; those behind the last page from where that was."""
+        size, at = self._page_tokens, job.base.end * self._page_tokens
+        for page in range(-(-max(restored - at, 0) // size)):
+            places = job.places[page : page + 1] or job.places[-1:]
+            place = places[0].value if places and places[0] is not None else Where.HOST.value
+            count = min(restored - at - page * size, size)
+            sequence.restored[place] = sequence.restored.get(place, 0) + count

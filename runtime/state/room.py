@@ -35,6 +35,10 @@ class Room:
         """Pages of the first group that only the tree holds, and that it can give up."""
         return self._tree.evictable + self._tree.snapshots.loose_pages
 
+    def evictable(self, kind: int) -> int:
+        """Return how many items of a kind only the tree holds."""
+        return self.evictable_pages if kind == 0 else self._holders[kind].evictable
+
     def fits(self, need: Counts, beside: Counts | None = None) -> bool:
         """Whether items can be had, and others ``beside`` them, if need be by evicting."""
         counts = dict(need)

@@ -83,6 +83,13 @@ class ServerProcess:
         assert values, f"no metric {name}"
         return sum(map(float, values))
 
+    def series(self, name: str, **labels: str) -> float:
+        """Return the value of the one series of this name that has these labels."""
+        want = "".join(rf'(?=[^}}]*{key}="{value}")' for key, value in labels.items())
+        values = re.findall(rf"^{re.escape(name)}\{{{want}.*\}} (\S+)$", self.metrics(), re.MULTILINE)
+        assert len(values) == 1, (name, labels, values)
+        return float(values[0])
+
     def wait_gauge(self, name: str, value: float, limit_s: float = 5.0) -> None:
         """Wait until a metric has a value; the step loop reports four times a second."""
         deadline = time.monotonic() + limit_s
@@ -144,7 +151,13 @@ def real_server() -> Iterator[ServerProcess]:
         "model.dtype=float32",
         f"model.config={flow(config)}",
     ]
-    small = ["kv.memory=8MiB", "hardware.threads=1", "scheduler.max_num_seqs=8", "scheduler.max_step_tokens=64"]
+    small = [
+        "kv.memory=8MiB",
+        "kv.host_memory=8MiB",
+        "hardware.threads=1",
+        "scheduler.max_num_seqs=8",
+        "scheduler.max_step_tokens=64",
+    ]
     command = [sys.executable, "-P", "-m", "treadle.serve", "serve", "passes=reference", "serve.port=0"]
     server = ServerProcess(*command, *model, *small)
     yield server

@@ -11,8 +11,11 @@ import pytest
 from treadle.conf.override import schema_keys
 from treadle.conf.schema import GROUPS
 from treadle.runtime.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_N, MAX_STOP_TOKENS, MAX_STOPS
+from treadle.runtime.request import MAX_PIN_S, MAX_SALT
+from treadle.runtime.state.tiers.lane import CallStats
+from treadle.runtime.state.tiers.stats import StoreStats, TierStats
 from treadle.runtime.text.template import MAX_MESSAGES
-from treadle.serve.openai.generation import MAX_ID, GenerationFields, StreamOptions
+from treadle.serve.openai.generation import MAX_ID, CacheHints, GenerationFields, StreamOptions
 from treadle.serve.openai.requests import MAX_PROMPTS, ChatRequest, CompletionRequest
 from treadle.serve.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -55,6 +58,8 @@ def test_every_field_is_on_the_page_and_there():
     assert refused == {*CompletionRequest.neutral, *ChatRequest.neutral}
     options = next(line for line in PAGE.splitlines() if line.startswith("| `stream_options`"))
     assert names(options.split("|")[2]) == set(StreamOptions.model_fields)
+    hints = next(line for line in PAGE.splitlines() if line.startswith("| `cache_hints`"))
+    assert names(hints.split("|")[2]) == set(CacheHints.model_fields)
     tokens = names(paragraph("/tokenize takes"))
     assert tokens <= {*TokenizeRequest.model_fields, *DetokenizeRequest.model_fields}
     assert set(DetokenizeRequest.model_fields) <= tokens
@@ -69,6 +74,9 @@ def test_every_field_is_on_the_page_and_there():
         ("stop_token_ids", [MAX_STOP_TOKENS]),
         ("prompt_logprobs", [MAX_LOGPROBS]),
         ("request_id", [MAX_ID]),
+        ("cache_salt", [MAX_SALT]),
+        ("session_id", [MAX_SALT]),
+        ("cache_hints", [int(MAX_PIN_S)]),
     ],
 )
 def test_limits_are_those_of_the_code(field, limits):
@@ -88,6 +96,16 @@ def test_every_key_that_the_page_names_exists():
 def test_every_metric_is_on_the_page_and_there(server):
     text = httpx.get(f"{server.url}/metrics").text
     there = {name for name in re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE) if not name.endswith("_created")}
+    # Those of the tiers are on their page.
+    tiers = {name for name in there if name.startswith("vllm:kv_offload_")}
     shown = {f"vllm:{name}" for name in names(cells(section("Metrics"), 1))}
     ours = set(re.findall(r"`(treadle:\w+)`", section("Metrics")))
-    assert shown | ours == there
+    assert shown | ours == there - tiers
+
+
+def test_every_metric_of_the_tiers_is_on_their_page():
+    store = StoreStats({call: CallStats() for call in ("load", "save", "lookup")}, 0, 0, True, False, 0, "")
+    metrics = TierStats(queries={"none": 1}, stores={"disk": store}).metrics()
+    there = {metric.name + "_total" * (metric.kind == "counter") for metric in metrics}
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tiers.md").read_text()
+    assert set(re.findall(r"`(kv_offload_\w+)`", page.partition("\n## Metrics\n")[2])) == there

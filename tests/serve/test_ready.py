@@ -44,6 +44,20 @@ def test_an_open_port_and_other_choices_are_said():
     assert ", 2 threads" in text
 
 
+def test_kinds_of_state_and_tiers_are_said(tmp_path):
+    text, resolved = printed("model=llama3-8b", "hardware=h200")
+    assert f"kv: pages of {format_bytes(resolved.plan.kv.page_bytes)}" in text
+    assert "nothing; kv.host_memory keeps state there" in text
+    tiers = ["kv.host_memory=2GiB", f"kv.disk.path={tmp_path}", "kv.connectors=[{name: peer}]"]
+    text, resolved = printed("model=gemma3-270m", "hardware.device=cpu", *tiers)
+    for group in resolved.plan.state.groups:
+        assert f"{group.name}: pages of {format_bytes(group.page_bytes)}" in text
+    assert ("prompts go on from checkpoints" in text) == resolved.plan.state.needs_checkpoints
+    assert re.search(r"tiers +│ 2.00 GiB of main memory", text)
+    assert "disk /" in text
+    assert "│ peer" in text
+
+
 def test_a_server_says_it_once_when_it_is_ready(real_server):
     url, output = real_server.url, real_server.output
     assert output.count("│ endpoint") == output.count("│ kv cache") == 1

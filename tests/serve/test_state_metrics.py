@@ -8,7 +8,7 @@ from treadle.runtime.request import HINTS, MISS_REASONS, PREEMPTED, RECOMPUTE_CA
 from treadle.serve.engine_metrics import EngineMetrics
 
 STATE = {
-    "prefix_miss_tokens": {"cold": 5, "evicted": 6},
+    "prefix_missed_tokens": {"cold": 5, "evicted": 6},
     "external_query_tokens": 40,
     "external_hit_tokens": 30,
     "preempted": {"moved": 2},
@@ -44,7 +44,7 @@ treadle:prefix_cache_miss_tokens_total{reason="evicted"} 6
 treadle:prefix_cache_miss_tokens_total{reason="below_granularity"} 0
 treadle:preemptions_total{state="kept"} 0
 treadle:preemptions_total{state="moved"} 2
-treadle:recomputed_tokens_total{cause="preemption"} 0
+treadle:recomputed_tokens_total{cause="failed"} 0
 treadle:recomputed_tokens_total{cause="evicted"} 7
 treadle:state_planned_bytes{kind="full"} 1
 treadle:state_used_bytes{kind="full"} 2

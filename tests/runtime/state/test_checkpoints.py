@@ -16,9 +16,11 @@ FINE = CheckpointPolicy(page_tokens=4, least_tokens=4, first_spaced=32)
         (0, 13, 0, (), [12]),
         (8, 11, 0, (), []),
         (0, 4, 0, (), []),
-        # Where somebody else's prompt parted, and the last message before the end.
+        # Where somebody else's prompt parted, and where messages begin and end.
         (0, 30, 18, (), [28, 16]),
-        (0, 30, 0, (7, 21, 29), [28, 20]),
+        (0, 30, 0, (7, 21, 29), [28, 20, 4]),
+        # What opens the answer is left out.
+        (0, 30, 0, (7, 21, 27), [24, 20, 4]),
         # One in every half of a long prompt.
         (0, 200, 0, (), [196, 128, 64, 32]),
         (40, 200, 0, (), [196, 128, 64]),
