@@ -260,9 +260,7 @@ def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[s
     if rule.t:
         shape = _transposed(shape)
     if rule.reshape is not None:
-        if math.prod(rule.reshape) != math.prod(shape):
-            raise ValueError(f"cannot become {list(rule.reshape)}")
-        shape = rule.reshape
+        shape = _reshaped(shape, rule.reshape)
     if rule.gsplit is None:
         assert rule.to is not None
         return [(rule.to, _Piece(tensor, rule, _transposed(shape) if rule.post_t else shape))]
@@ -277,6 +275,15 @@ def _pieces(tensor: str, shape: tuple[int, ...], rule: Rule) -> Iterable[tuple[s
             made = (*shape[: split.dim], sizes[part] * split.groups, *shape[split.dim + 1 :])
             result.append((target, _Piece(tensor, rule, _transposed(made) if rule.post_t else made, sizes, part)))
     return result
+
+
+def _reshaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Return ``wanted``, in which one -1 stands for what is left. Raises ValueError if sizes do not allow it."""
+    total, known = math.prod(shape), math.prod(size for size in wanted if size != -1)
+    open_sizes = wanted.count(-1)
+    if known < 1 or open_sizes > 1 or total % known or (total != known and not open_sizes):
+        raise ValueError(f"cannot become {list(wanted)}")
+    return tuple(total // known if size == -1 else size for size in wanted)
 
 
 def _transposed(shape: tuple[int, ...]) -> tuple[int, ...]:

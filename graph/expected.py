@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.graph.spec import Attention, Feedforward, Mlp, ModelSpec, Moe, Norm, Op, SpecError, Sub
+from treadle.graph.spec import (
+    Attention,
+    Delta,
+    Feedforward,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    ModelSpec,
+    Moe,
+    Norm,
+    Op,
+    ShortConv,
+    SpecError,
+    Sub,
+)
 
 
 @dataclass(frozen=True)
@@ -71,10 +85,16 @@ def _op(path: str, op: Op, hidden: int) -> Iterator[tuple[str, Expected]]:
             yield from _mlp(path, op, hidden)
         case Moe():
             yield from _moe(path, op, hidden)
+        case Delta():
+            yield from _delta(path, op, hidden)
+        case Mamba2():
+            yield from _mamba2(path, op, hidden)
+        case Mamba1():
+            yield from _mamba1(path, op, hidden)
+        case ShortConv():
+            yield from _short_conv(path, op, hidden)
         case other:
-            raise SpecError(
-                f"{path}: op {type(other).__name__.lower()} has no kernels yet; there are attention, mlp and moe"
-            )
+            raise SpecError(f"{path}: op {type(other).__name__.lower()} has no kernels yet")
 
 
 def _mlp(path: str, op: Feedforward, hidden: int) -> Iterator[tuple[str, Expected]]:
@@ -142,6 +162,58 @@ def _attention(path: str, op: Attention, hidden: int) -> Iterator[tuple[str, Exp
         width = op.heads if op.gate.per == "head" else op.heads * op.v_head_dim
         yield from _linear(f"{path}.gate", width, hidden, False)
     yield from _linear(f"{path}.o", hidden, op.heads * op.v_head_dim, op.o_bias)
+
+
+def _delta(path: str, op: Delta, hidden: int) -> Iterator[tuple[str, Expected]]:
+    values = op.v_heads * op.v_dim
+    decays = op.v_heads * (op.k_dim if op.decay == "channel" else 1)
+    for name, channels in zip("qkv", op.channels):
+        yield from _linear(f"{path}.{name}", channels, hidden, False)
+        yield f"{path}.{name}_conv.weight", Expected((channels, op.conv))
+    for name, rows, narrow in (("decay", decays, op.decay_rank), ("z", values, op.gate_rank)):
+        if narrow:
+            yield from _linear(f"{path}.{name}_a", -1, hidden, False)
+            yield from _linear(f"{path}.{name}_b", rows, -1, False)
+        else:
+            yield from _linear(f"{path}.{name}", rows, hidden, False)
+    yield from _linear(f"{path}.beta", op.v_heads, hidden, False)
+    yield f"{path}.A_log", Expected((op.v_heads,), "bias")
+    yield f"{path}.dt_bias", Expected((decays,), "bias")
+    yield from _norm(f"{path}.out_norm", op.out_norm, op.v_dim).items()
+    yield from _linear(f"{path}.o", hidden, values, False)
+
+
+def _mamba2(path: str, op: Mamba2, hidden: int) -> Iterator[tuple[str, Expected]]:
+    mixed = sum(op.channels)
+    for name, rows in (("z", op.inner), ("xbc", mixed), ("dt", op.heads)):
+        yield from _linear(f"{path}.{name}", rows, hidden, op.bias)
+    yield f"{path}.conv.weight", Expected((mixed, op.conv))
+    yield f"{path}.conv.bias", Expected((mixed,), "bias", op.conv_bias)
+    for name, kind in (("A_log", "bias"), ("dt_bias", "bias"), ("D", "norm")):
+        yield f"{path}.{name}", Expected((op.heads,), kind)
+    yield from _norm(f"{path}.out_norm", op.out_norm, op.inner).items()
+    yield from _linear(f"{path}.o", hidden, op.inner, op.o_bias)
+
+
+def _mamba1(path: str, op: Mamba1, hidden: int) -> Iterator[tuple[str, Expected]]:
+    for name in "xz":
+        yield from _linear(f"{path}.{name}", op.inner, hidden, op.bias)
+    yield f"{path}.conv.weight", Expected((op.inner, op.conv))
+    yield f"{path}.conv.bias", Expected((op.inner,), "bias", op.conv_bias)
+    for name, norm, rows in (("dt_in", "dt", op.dt_rank), ("B", "B", op.state), ("C", "C", op.state)):
+        yield from _linear(f"{path}.{name}", rows, op.inner, False)
+        yield from _norm(f"{path}.{norm}_norm", op.inner_norm, rows).items()
+    yield from _linear(f"{path}.dt", op.inner, op.dt_rank, True)
+    yield f"{path}.A_log", Expected((op.inner, op.state), "bias")
+    yield f"{path}.D", Expected((op.inner,), "norm")
+    yield from _linear(f"{path}.o", hidden, op.inner, op.bias)
+
+
+def _short_conv(path: str, op: ShortConv, hidden: int) -> Iterator[tuple[str, Expected]]:
+    for name in ("B", "C", "x", "o"):
+        yield from _linear(f"{path}.{name}", hidden, hidden, op.bias)
+    yield f"{path}.conv.weight", Expected((hidden, op.kernel))
+    yield f"{path}.conv.bias", Expected((hidden,), "bias", op.bias)
 
 
 def _linear(path: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Expected]]:

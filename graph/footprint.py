@@ -12,7 +12,7 @@ from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import BLOCK_NAME, KindPlan
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
+from treadle.graph.spec import Attention, Delta, Mamba1, Mamba2, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, State
 
 INT8_GROUP = 32
@@ -93,7 +93,7 @@ def weight_rows(
     for name, info in weights.items():
         count = math.prod(info.shape)
         linear = name != "embed.weight" or spec.head.tied
-        if quantize == "int8" and linear and _quantises(name, info, device):
+        if quantize == "int8" and linear and name not in wide and _quantises(name, info, device):
             nbytes = count
             scales = f"{EXPERTS}, int8 scales" if len(info.shape) > 2 else "int8 scales"
             sizes[scales] = sizes.get(scales, 0) + count // INT8_GROUP * 4
@@ -246,12 +246,17 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
-    """Return every mixture of experts and the path of its weights."""
+def _paths(spec: ModelSpec) -> Iterator[tuple[str, Op]]:
+    """Return every op and the path of its weights."""
     for layer in spec.layers:
         for sub in layer.subs:
             parts = [(sub.name, sub.op), *((branch.name, branch.op) for branch in sub.branches)]
-            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if isinstance(op, Moe))
+            yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if op is not None)
+
+
+def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
+    """Return every mixture of experts and the path of its weights."""
+    yield from ((path, op) for path, op in _paths(spec) if isinstance(op, Moe))
 
 
 def _visited_share(spec: ModelSpec) -> dict[str, float]:
@@ -264,11 +269,16 @@ def _visited_share(spec: ModelSpec) -> dict[str, float]:
 
 
 def _float32_weights(spec: ModelSpec) -> Iterator[str]:
-    """Return the weights that stay in float32 whatever the model's dtype: those that experts are chosen by."""
-    for path, op in _moes(spec):
-        yield from (f"{path}.correction", f"{path}.expert_scale")
-        if op.router.dtype == "float32":
-            yield from (f"{path}.router.weight", f"{path}.router.bias")
+    """Return the weights that stay in float32 whatever the model's dtype: what experts are chosen by, and what says
+    how states decay."""
+    for path, op in _paths(spec):
+        match op:
+            case Moe():
+                yield from (f"{path}.correction", f"{path}.expert_scale")
+                if op.router.dtype == "float32":
+                    yield from (f"{path}.router.weight", f"{path}.router.bias")
+            case Delta() | Mamba1() | Mamba2():
+                yield from (f"{path}.{name}" for name in ("A_log", "D", "dt_bias", "dt.bias"))
 
 
 def _is_product(name: str, info: WeightInfo) -> bool:

@@ -8,15 +8,36 @@ from typing import Any
 from torch.fx import Node
 
 from treadle.graph.attention_body import write_attention
+from treadle.graph.conv_body import write_short_conv
+from treadle.graph.delta_body import write_delta
 from treadle.graph.layer_writer import LayerWriter, refuse
+from treadle.graph.mamba_body import write_mamba1, write_mamba2
 from treadle.graph.mlp_body import write_mlp
 from treadle.graph.moe_body import write_moe
-from treadle.graph.spec import Attention, Branch, Layer, Mlp, Moe, Norm, Op, SpecError, Sub
+from treadle.graph.spec import (
+    Attention,
+    Branch,
+    Delta,
+    Layer,
+    Mamba1,
+    Mamba2,
+    Mlp,
+    Moe,
+    Norm,
+    Op,
+    ShortConv,
+    SpecError,
+    Sub,
+)
 
 WRITERS: dict[type[Any], Callable[..., Node]] = {
     Attention: lambda writer, op, _, h, path, name: write_attention(writer, op, h, path, name),
     Mlp: lambda writer, op, _, h, path, name: write_mlp(writer, op, h, path, name),
     Moe: lambda writer, op, x, h, path, name: write_moe(writer, op, x, h, path, name),
+    Delta: lambda writer, op, _, h, path, name: write_delta(writer, op, h, path, name),
+    Mamba2: lambda writer, op, _, h, path, name: write_mamba2(writer, op, h, path, name),
+    Mamba1: lambda writer, op, _, h, path, name: write_mamba1(writer, op, h, path, name),
+    ShortConv: lambda writer, op, _, h, path, name: write_short_conv(writer, op, h, path, name),
 }
 """Takes the writer, the op, the residual stream and the op's input [T, C] each, the path of its weights and a name;
 returns its output [T, C]."""
@@ -87,5 +108,5 @@ def _write_branch(writer: LayerWriter, branch: Branch, x: Node, h: Node, path: s
 def _write_op(writer: LayerWriter, op: Op, x: Node, h: Node, path: str, name: str) -> Node:
     write = WRITERS.get(type(op))
     if write is None:
-        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet; there are attention, mlp and moe")
+        raise SpecError(f"{path}: op {type(op).__name__.lower()} has no kernels yet")
     return write(writer, op, x, h, path, name)

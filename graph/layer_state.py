@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from treadle.graph.mixers import Attention
+from treadle.graph.mixers import Attention, Delta, Mamba1, Mamba2, ShortConv
 from treadle.graph.spec import ModelSpec, Op
 from treadle.graph.state import BlockPart, LayerKV, Slot, State, StateBuilder
 
@@ -54,7 +54,38 @@ def _attention(op: Attention, _: Weights) -> Kept:
     return Kept(appended={"kv": layer}, window=op.window, chunk=op.chunk, parts={})
 
 
-KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {Attention: _attention}
+def _delta(op: Delta, weights: Weights) -> Kept:
+    learned = BlockPart(kind="delta", shape=(op.v_heads, op.k_dim, op.v_dim), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(sum(op.channels), op.conv, weights), "delta_state": learned})
+
+
+def _mamba2(op: Mamba2, weights: Weights) -> Kept:
+    scanned = BlockPart(kind="ssm", shape=(op.heads, op.head_dim, op.state), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(sum(op.channels), op.conv, weights), "ssm_state": scanned})
+
+
+def _mamba1(op: Mamba1, weights: Weights) -> Kept:
+    scanned = BlockPart(kind="ssm", shape=(op.inner, op.state), dtype="float32")
+    return Kept(appended={}, parts={"conv_state": _conv(op.inner, op.conv, weights), "ssm_state": scanned})
+
+
+def _short_conv(op: ShortConv, weights: Weights) -> Kept:
+    channels = weights.tensors[f"{weights.path}.conv.weight"].shape[0]
+    return Kept(appended={}, parts={"conv_state": _conv(channels, op.kernel, weights)})
+
+
+def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
+    """Return the tail of inputs that a short convolution keeps."""
+    return BlockPart(kind="conv", shape=(channels, width - 1), dtype=weights.dtype)
+
+
+KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {
+    Attention: _attention,
+    Delta: _delta,
+    Mamba2: _mamba2,
+    Mamba1: _mamba1,
+    ShortConv: _short_conv,
+}
 """By the kind of op; one that is not here keeps nothing."""
 
 

@@ -55,10 +55,18 @@ class LayerWriter(BodyWriter):
 
     def weight(self, canonical: str, name: str) -> Node:
         """Return the input bound to a canonical weight, in the model's dtype."""
+        return self.bind(name, self.leaf(canonical))
+
+    def float32(self, canonical: str, name: str) -> Node:
+        """Return the input bound to a canonical weight in float32, whatever the model's dtype."""
+        return self.bind(name, self.leaf(canonical, "float32"))
+
+    def leaf(self, canonical: str, dtype: str = "") -> Leaf:
+        """Return a canonical weight as an expression, in the model's dtype unless another is given."""
         tensor = self.model.tensors.get(canonical)
         if tensor is None:
             raise SpecError(f"the checkpoint has no {canonical}")
-        return self.bind(name, Leaf(canonical, tuple(tensor.shape), self.model.options.dtype))
+        return Leaf(canonical, tuple(tensor.shape), dtype or self.model.options.dtype)
 
     def optional(self, canonical: str, name: str) -> Node | None:
         """Return the same, or None where the checkpoint has no such tensor."""

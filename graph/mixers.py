@@ -172,46 +172,100 @@ class Mla(Data, frozen=True, kw_only=True, tag_field="op", tag="mla"):
 
 
 class Delta(Data, frozen=True, kw_only=True, tag_field="op", tag="delta"):
-    """The gated delta rule, with a decay per head or per channel."""
+    """The gated delta rule, with a decay per head or per channel; weights q, k, v, z, beta, decay, o and so on."""
 
     decay: Literal["head", "channel"]
     k_heads: Size
     v_heads: Size
     k_dim: Size
     v_dim: Size
+    conv: Size = 4
+    """tokens that the short convolutions of queries, keys and values see"""
+    act: Activation = "silu"
+    """behind the convolutions"""
     decay_rank: bool = False
+    """the decay is a product of two narrow matrices, decay_a and decay_b"""
     gate_rank: bool = False
+    """so is the gate: z_a and z_b"""
     decay_floor: Real | None = None
+    """the lowest logarithm of a decay, which is then a sigmoid of its input"""
     beta_scale: Real = 1.0
     out_norm: Norm
 
+    def __post_init__(self) -> None:
+        """Refuse heads that do not share keys evenly."""
+        if self.v_heads % self.k_heads:
+            raise ValueError(f"v_heads {self.v_heads} is not a multiple of k_heads {self.k_heads}")
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of all queries, keys and values."""
+        keys = self.k_heads * self.k_dim
+        return keys, keys, self.v_heads * self.v_dim
+
 
 class Mamba2(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba2"):
-    """The Mamba-2 mixer."""
+    """The Mamba-2 mixer; weights z, xbc, dt, conv, A_log, D, dt_bias, o, out_norm."""
 
     heads: Size
     head_dim: Size
     state: Size
     groups: Size
+    conv: Size = 4
+    """tokens that the short convolution of x, B and C sees"""
+    act: Activation = "silu"
+    """behind the convolution"""
+    bias: bool = False
+    """z, xbc and dt must have biases; one that merely exists is used all the same"""
+    conv_bias: bool = False
+    o_bias: bool = False
     dt_limit: tuple[float, float] | None = None
     in_scale: Real = 1.0
     in_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     """of z, x, B, C, dt"""
     out_norm: Norm | None = None
+    """None: the output is multiplied by silu(z) alone"""
+
+    def __post_init__(self) -> None:
+        """Refuse heads that do not share groups evenly."""
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} is not a multiple of groups {self.groups}")
+
+    @property
+    def inner(self) -> int:
+        """Channels of x and z."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Channels of x, B and C."""
+        return self.inner, self.groups * self.state, self.groups * self.state
 
 
 class Mamba1(Data, frozen=True, kw_only=True, tag_field="op", tag="mamba1"):
-    """The Mamba mixer."""
+    """The Mamba mixer; weights x, z, conv, dt_in, B, C, dt, A_log, D, o, and dt_norm, B_norm, C_norm."""
 
+    inner: Size
+    """channels of x and z"""
     state: Size
     dt_rank: Size
+    conv: Size = 4
+    """tokens that the short convolution of x sees"""
+    act: Activation = "silu"
+    """behind the convolution"""
+    bias: bool = False
+    """x, z and o must have biases; one that merely exists is used all the same"""
+    conv_bias: bool = False
     inner_norm: Norm | None = None
+    """of the inputs of dt, B and C"""
 
 
 class ShortConv(Data, frozen=True, kw_only=True, tag_field="op", tag="short_conv"):
-    """C * conv(B * x)."""
+    """o(C * conv(B * x)); weights B, C, x, conv, o."""
 
     kernel: Size
+    bias: bool = False
+    """all must have biases; one that merely exists is used all the same"""
 
 
 class CompressIndex(Data, frozen=True, kw_only=True):

@@ -71,8 +71,8 @@ def _route(writer: LayerWriter, op: Moe, x: Node, path: str, name: str) -> tuple
     chosen = writer.op(
         "route",
         logits,
-        _wide(writer, f"{path}.correction", f"{name}_correction") if router.correction else None,
-        _wide(writer, f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
+        writer.float32(f"{path}.correction", f"{name}_correction") if router.correction else None,
+        writer.float32(f"{path}.expert_scale", f"{name}_expert_scale") if router.per_expert_scale else None,
         op.top_k,
         "sparsemixer" if router.sparsemixer else router.score,
         router.score_after_topk,
@@ -97,9 +97,9 @@ def _logits(writer: LayerWriter, router: Router, x: Node, path: str, name: str) 
         return writer.linear(x, f"{path}.router", f"{name}_router")
     if writer.model.dtype != torch.float32:
         x = writer.call(torch.ops.aten._to_copy.default, x, dtype=torch.float32, label=f"{name}_router_in")
-    weight = _wide(writer, f"{path}.router.weight", f"{name}_router_weight")
+    weight = writer.float32(f"{path}.router.weight", f"{name}_router_weight")
     bias = f"{path}.router.bias"
-    given = _wide(writer, bias, f"{name}_router_bias") if bias in writer.model.tensors else None
+    given = writer.float32(bias, f"{name}_router_bias") if bias in writer.model.tensors else None
     return writer.op("linear", x, weight, given, label=f"{name}_router")
 
 
@@ -143,11 +143,3 @@ def _all_experts(writer: LayerWriter, op: Moe, path: str, part: str) -> WeightEx
     dtype = writer.model.options.dtype
     made = tuple(Leaf(name, tuple(writer.model.tensors[name].shape), dtype) for name in names)
     return made[0] if len(made) == 1 else Concat(made, 0)
-
-
-def _wide(writer: LayerWriter, canonical: str, name: str) -> Node:
-    """Return the input bound to a weight in float32, whatever the model's dtype."""
-    tensor = writer.model.tensors.get(canonical)
-    if tensor is None:
-        raise SpecError(f"the checkpoint has no {canonical}")
-    return writer.bind(name, Leaf(canonical, tuple(tensor.shape), "float32"))

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from treadle.graph import recurrent_ops
+
 _library = torch.library.Library("treadle", "DEF")  # type: ignore[no-untyped-call]
 NAMESPACE = torch.ops.treadle
 
@@ -118,6 +120,8 @@ SCHEMAS: dict[str, str] = {
     # sampled [R] int64 -> the slots of the packet's rows, and out [>= R] int64
     "end_step": "(Tensor(a!) rows, Tensor packet, Tensor sampled, Tensor(b!) out, int num_tokens, int num_seqs,"
     " int num_rows) -> ()",
+    **recurrent_ops.POINTWISE_SCHEMAS,
+    **recurrent_ops.STATE_SCHEMAS,
 }
 
 
@@ -229,9 +233,12 @@ SHAPES: dict[str, Callable[..., object]] = {
     "identity_experts": _same,
     "begin_step": _nothing,
     "end_step": _nothing,
+    **recurrent_ops.SHAPES,
 }
 
-WRITES_STATE = frozenset({"attention", "cache_write", "rope_cache_write", "begin_step", "end_step"})
+WRITES_STATE = frozenset(
+    {"attention", "cache_write", "rope_cache_write", "begin_step", "end_step", *recurrent_ops.STATE_SCHEMAS}
+)
 """Ops that change an input in place: never removed as dead code, never reordered against a reader of that input."""
 
 

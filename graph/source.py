@@ -291,12 +291,17 @@ def read_config(path: Path) -> dict[str, Any]:
         hint = f"it holds {inside[0]}: give that file" if inside else "config.json and *.safetensors are needed"
         raise SourceError("not a model directory: no config.json", key="model.path", value=path, hint=hint)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"), object_hook=_number)
     except (OSError, ValueError) as error:
         raise SourceError(f"not JSON: {error}", key=str(file)) from None
     if not isinstance(config, dict):
         raise SourceError("not a JSON object", key=str(file))
     return config
+
+
+def _number(entry: dict[str, Any]) -> Any:
+    """Return the number that transformers writes as an object, {"__float__": "Infinity"}; others stay as they are."""
+    return float(str(entry["__float__"])) if entry.keys() == {"__float__"} else entry
 
 
 def _read_index(path: Path) -> dict[str, str] | None:

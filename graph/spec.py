@@ -267,6 +267,7 @@ class Rule(Data, frozen=True, kw_only=True):
     """swap the last two axes last"""
     gsplit: Split | None = None
     reshape: tuple[int, ...] | None = None
+    """one -1 stands for what is left"""
     scale: float | None = None
     layers: tuple[int, ...] | None = None
     """only where the first group is one of these"""

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from treadle.graph.ir import Body, Call, Graph, Level, Role, role
+from treadle.graph.recurrent_ops import POINTWISE_SCHEMAS, STATE_SCHEMAS
 
 VIEWS = frozenset(
     {
@@ -41,13 +42,15 @@ POINTWISE = frozenset(
         "experts",
         "experts_int8",
         "identity_experts",
+        *POINTWISE_SCHEMAS,
     ]
 )
 """Ops that look at each token alone; they stand at both levels."""
 
 LEVEL_OPS = {
-    Level.MODEL: POINTWISE | {"attention"},
+    Level.MODEL: POINTWISE | STATE_SCHEMAS.keys() | {"attention"},
     Level.SHARDED: POINTWISE
+    | STATE_SCHEMAS.keys()
     | {
         "add_norm",
         "gated_activation",

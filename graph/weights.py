@@ -126,6 +126,46 @@ class Cast(_Sized):
 
 
 @dataclass(frozen=True)
+class NegativeExp(_Sized):
+    """-exp(part) in float32: rates of decay, of which a checkpoint holds logarithms."""
+
+    part: WeightExpr
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the loaded tensor."""
+        return self.part.shape
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the loaded tensor."""
+        return "float32"
+
+    @property
+    def key(self) -> str:
+        """A short text that tells this expression from any other of the same checkpoint."""
+        return f"negative_exp({self.part.key})"
+
+
+@dataclass(frozen=True)
+class Runs(_Sized):
+    """A vector of constants: each value as often as its count says."""
+
+    runs: tuple[tuple[int, float], ...]
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the loaded tensor."""
+        return (sum(count for count, _ in self.runs),)
+
+    @property
+    def key(self) -> str:
+        """A short text that tells this expression from any other of the same checkpoint."""
+        return f"runs({self.runs}, {self.dtype})"
+
+
+@dataclass(frozen=True)
 class RopeRows(_Sized):
     """Rotary angles of positions 0 .. rows - 1: float32 [rows, R] = cos [R/2] ++ sin [R/2].
 
@@ -219,7 +259,7 @@ class Ints(_Sized):
         return f"ints({', '.join(map(str, self.values))})"
 
 
-WeightExpr = Leaf | Concat | Int8 | Cast | RopeRows | SineRows | AlibiSlopes | Ints
+WeightExpr = Leaf | Concat | Int8 | Cast | NegativeExp | Runs | RopeRows | SineRows | AlibiSlopes | Ints
 """Everything that a program's placeholder for a weight may be bound to."""
 
 
@@ -230,7 +270,7 @@ def leaves(expr: WeightExpr) -> tuple[Leaf, ...]:
             return (expr,)
         case Concat(parts=parts):
             return tuple(leaf for part in parts for leaf in leaves(part))
-        case Int8(part=part) | Cast(part=part):
+        case Int8(part=part) | Cast(part=part) | NegativeExp(part=part):
             return leaves(part)
         case _:
             return ()

@@ -52,6 +52,14 @@ OP_MODULES = (
     "identity_experts",
     "begin_step",
     "end_step",
+    "multiply",
+    "gated_norm",
+    "time_step",
+    "log_decay",
+    "conv1d",
+    "delta_rule",
+    "ssm_scan",
+    "selective_scan",
 )
 """The files of this folder that register kernels, in the order in which they are imported."""
 

@@ -17,7 +17,20 @@ from treadle.graph.checkpoint import Checkpoint, CheckpointError
 from treadle.graph.expected import Expected
 from treadle.graph.position import alibi_slopes, sine_rows
 from treadle.graph.rope import rope_rows
-from treadle.graph.weights import AlibiSlopes, Cast, Concat, Int8, Ints, Leaf, RopeRows, SineRows, WeightExpr, leaves
+from treadle.graph.weights import (
+    AlibiSlopes,
+    Cast,
+    Concat,
+    Int8,
+    Ints,
+    Leaf,
+    NegativeExp,
+    RopeRows,
+    Runs,
+    SineRows,
+    WeightExpr,
+    leaves,
+)
 from treadle.kernels.linear_int8 import quantize_int8
 
 OnProgress = Callable[[int, int], None]
@@ -80,6 +93,11 @@ class _Loader:
                 return result
             case Cast(part=part, dtype=dtype):
                 return self.evaluate(part).to(getattr(torch, dtype))
+            case NegativeExp(part=part):
+                return self.evaluate(part).float().exp().neg_()
+            case Runs(runs=runs, dtype=dtype):
+                counts, values = (torch.tensor(column) for column in zip(*runs))
+                return values.repeat_interleave(counts).to(self._device, getattr(torch, dtype))
             case Int8(part=part, group=group, what=what):
                 return self.quantised(part, group)[what == "scale"]
             case RopeRows(table=table, rows=rows, rounding=rounding):

@@ -28,6 +28,8 @@ from oracle_moe import pack_mxfp4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treadle.graph.source import read_config
+
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "oracle"
 
 
@@ -47,8 +49,7 @@ class Tiny:
     @property
     def config(self) -> dict[str, Any]:
         """The parsed config.json."""
-        parsed: dict[str, Any] = json.loads((self.path / "config.json").read_text())
-        return parsed
+        return read_config(self.path)
 
 
 @cache
@@ -166,7 +167,8 @@ def _randomise(model: torch.nn.Module, key: str, plain: tuple[set[str], set[str]
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big"))
     tables, ones, transposed = plain
     gemma = "Gemma" in type(model).__name__
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    biases = ("correction_bias", "expert_bias")
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(biases)]
     for name, weight in (*model.named_parameters(), *buffers):
         noise = torch.randn(weight.shape, generator=generator)
         if name in ones or weight.ndim == 1:

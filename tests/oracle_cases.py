@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oracle_case import FULL, GEMMA, LEFT_OUT, LLAMA3, LONGROPE, SLIDING, UPPER, YARN, Case, rope
 from oracle_dense import DENSE
+from oracle_hybrid import HYBRID
 from oracle_moe import MOE
 
 CASES: dict[str, Case] = {
@@ -45,5 +46,6 @@ CASES: dict[str, Case] = {
     ),
     **DENSE,
     **MOE,
+    **HYBRID,
 }
 """Every option that the families' YAML reads, each in some case."""

@@ -92,6 +92,8 @@ def test_transpose_scale_and_reshape() -> None:
         Rule(m="w", to="layers.0.mlp.up.weight", reshape=(4, 8), post_t=True), {"w": flat}, "layers.0.mlp.up.weight"
     )
     assert torch.equal(made, flat.reshape(4, 8).t())
+    open_size = Rule(m="w", to="layers.0.mlp.up.weight", reshape=(-1, 4))
+    assert torch.equal(loaded(open_size, {"w": flat}, "layers.0.mlp.up.weight"), flat.reshape(8, 4))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -241,6 +243,9 @@ def test_shapes_that_differ_from_config_are_named() -> None:
     ("rule", "message"),
     [
         (Rule(m="w", to="a", reshape=(5,)), r"w \[6\]: cannot become \[5\]"),
+        (Rule(m="w", to="a", reshape=(-1, 4)), r"w \[6\]: cannot become \[-1, 4\]"),
+        (Rule(m="w", to="a", reshape=(-1, 2, -1)), r"w \[6\]: cannot become \[-1, 2, -1\]"),
+        (Rule(m="w", to="a", reshape=(0, -1)), r"w \[6\]: cannot become \[0, -1\]"),
         (Rule(m="w", to="a", t=True), r"w \[6\]: cannot be transposed"),
         (Rule(m="w", gsplit=Split(groups=4, sizes=(1, 1), to=("a", "b"))), r"does not split into 4 groups"),
     ],

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import HIDDEN, Shape, Toy, lines
+from toy import Shape, Toy, lines
 
 from treadle.graph.build import BuildOptions, build
 from treadle.graph.expected import expected
-from treadle.graph.spec import Branch, Layer, Mamba1, Mlp, ModelSpec, Norm, SpecError, Sub
+from treadle.graph.spec import Branch, Csa, Layer, Mlp, ModelSpec, Norm, RopeTable, SpecError, Sub
 
 NORM, MLP = Norm(eps=1e-5), Mlp(gated=False, act="relu", intermediate=8)
 
@@ -73,7 +73,6 @@ def test_the_residual_may_be_the_normed_input_and_be_normed_itself() -> None:
 def test_what_has_no_kernel_is_refused_by_name() -> None:
     with pytest.raises(SpecError, match=r"layers\.0\.one: tap = 'x' has no kernels yet"):
         body(Sub(name="one", pre=NORM, op=MLP, tap="x"))
-    with pytest.raises(
-        SpecError, match=r"layers\.0\.one: op mamba1 has no kernels yet; there are attention, mlp and moe"
-    ):
-        body(Sub(name="one", pre=NORM, op=Mamba1(state=2, dt_rank=HIDDEN)))
+    csa = Csa(heads=2, head_dim=8, o_groups=1, window=4, norm=NORM, rope=RopeTable(dim=8))
+    with pytest.raises(SpecError, match=r"layers\.0\.one: op csa has no kernels yet"):
+        body(Sub(name="one", pre=NORM, op=csa))

@@ -38,9 +38,14 @@ def test_keys_of_a_family_are_those_of_all_its_variants(tmp_path):
         refuse_unread({"facter": 2}, {}, "odd", [tmp_path])
 
 
+WITHOUT_ROPE = {"falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h"}
+
+
 @pytest.mark.parametrize("family", known_families())
 def test_every_family_reads_the_size_of_its_layers(family):
-    assert {"hidden_size", "num_hidden_layers", "rope_theta"} <= config_keys(family)
+    keys = config_keys(family)
+    assert {"hidden_size", "num_hidden_layers"} <= keys
+    assert ("rope_theta" in keys) == (family not in WITHOUT_ROPE)
 
 
 def test_keys_go_into_the_text_part_too():

@@ -45,7 +45,9 @@ def distance(name: str, folder: Path, change: str = "") -> float:
     return float((ours - theirs(name)).norm() / theirs(name).norm())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma", "olmo2", "cohere"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma", "olmo2", "cohere", "qwen3-next", "olmo-hybrid", "nemotron-h", "lfm2"]
+)
 def test_logits_are_as_near_to_transformers_as_bfloat16_is_to_float32(name: str, tmp_path: Path) -> None:
     exact = torch.cat(tiny(name).logits)
     assert distance(name, tmp_path) < 1.25 * float((theirs(name) - exact).norm() / exact.norm())
@@ -62,6 +64,10 @@ def test_logits_are_as_near_to_transformers_as_bfloat16_is_to_float32(name: str,
         ("helium", "norm: {cast: after}"),
         ("gpt-oss", "norm: {cast: after}"),
         ("flex-olmo", "norm: {cast: after}"),
+        ("qwen3-next", "norm: {cast: after}"),
+        ("olmo-hybrid", "norm: {cast: after}"),
+        ("nemotron-h", "norm: {cast: after}"),
+        ("lfm2", "norm: {cast: before}"),
     ],
 )
 def test_rounding_elsewhere_is_farther_away(name: str, change: str, tmp_path: Path) -> None:

@@ -109,6 +109,17 @@ def test_broken_header_is_named(single: Path, old: bytes, new: bytes, message: s
         open_source(single)
 
 
+def test_numbers_that_json_cannot_say(single: Path) -> None:
+    config = json.loads((single / "config.json").read_text())
+    limits = [0.0, {"__float__": "Infinity"}]
+    (single / "config.json").write_text(json.dumps({**config, "time_step_limit": limits, "other": {"__int__": 1}}))
+    read = open_source(single).config
+    assert (read["time_step_limit"], read["other"]) == ([0.0, float("inf")], {"__int__": 1})
+    (single / "config.json").write_text(json.dumps({"time_step_limit": {"__float__": ["many"]}}))
+    with pytest.raises(SourceError, match="not JSON"):
+        open_source(single)
+
+
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no config\.json"):
         open_source(tmp_path)

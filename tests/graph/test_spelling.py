@@ -9,7 +9,7 @@ from oracle import CASES, tiny
 
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.footprint import ops
-from treadle.graph.spec import Attention, ModelSpec
+from treadle.graph.spec import Attention, Mamba1, ModelSpec
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SIZES = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "hidden_act": "silu"}
@@ -113,3 +113,54 @@ def test_names_of_sizes_that_early_files_have(config: dict[str, Any], family: st
     assert family_for(config) == family
     spec = load_spec(family, {**SIZES, "intermediate_size": None, **config})
     assert (spec.hidden, len(spec.layers), attentions(spec)[0].heads) == (64, 4, 4)
+
+
+MAMBA = {"num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_state": 8, "n_groups": 1, "mamba_num_heads": 4}
+LETTERS = {"Attention": "*", "Mamba2": "M", "Mamba1": "M", "Delta": "D", "ShortConv": "C", "Mlp": "-", "Moe": "E"}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "kinds"),
+    [
+        ("qwen3_next", {}, "DDD*"),
+        ("qwen3_next", {"full_attention_interval": 2}, "D*D*"),
+        ("qwen3_5_text", {"layer_types": ["full_attention", *["linear_attention"] * 3]}, "*DDD"),
+        ("bamba", {"attn_layer_indices": [2]}, "MM*M"),
+        ("bamba", {}, "MMMM"),
+        ("granitemoehybrid", {"layers_block_type": ["mamba", "attention", "mamba", "mamba"]}, "M*MM"),
+        ("granitemoehybrid", {}, "MMMM"),
+        ("jamba", {"attn_layer_period": 3, "attn_layer_offset": 1}, "M*MM"),
+        ("lfm2", {"full_attn_idxs": [1, 3]}, "C*C*"),
+        ("lfm2", {}, "****"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-*E"}, "M-*E"),
+        ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]}, "M-*E"),
+    ],
+)
+def test_which_layers_have_which_mixer(family: str, config: dict[str, Any], kinds: str) -> None:
+    sizes = {**SIZES, **LAYERS, **MAMBA, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    spec = load_spec(family, {**sizes, "moe_shared_expert_intermediate_size": 8, **config})
+    assert "".join(LETTERS[type(layer.subs[0].op).__name__] for layer in spec.layers) == kinds
+
+
+def test_sizes_of_a_state_space_are_given_or_computed() -> None:
+    sizes = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1}
+    (op,) = ops(load_spec("mamba", sizes))
+    assert isinstance(op, Mamba1)
+    assert (op.inner, op.state, op.dt_rank) == (128, 16, 4)
+    # published files of falcon_mamba give an expansion that is not the model's
+    (op,) = ops(load_spec("falcon_mamba", {**sizes, "expand": 16, "intermediate_size": 96, "time_step_rank": 7}))
+    assert isinstance(op, Mamba1)
+    assert (op.inner, op.dt_rank) == (96, 7)
+    narrow = load_spec("nemotron_h", {**SIZES, **LAYERS, "hybrid_override_pattern": "M***", "attention_head_dim": 8})
+    assert attentions(narrow)[0].head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, "qwen3_5_text"),
+        ({"model_type": "qwen3_5_moe", "text_config": {}}, "qwen3_5_moe_text"),
+    ],
+)
+def test_text_parts_of_files_with_vision(config: dict[str, Any], family: str) -> None:
+    assert family_for(config) == family

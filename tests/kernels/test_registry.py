@@ -165,6 +165,22 @@ def tokens_arguments(tokens: int) -> dict[str, tuple[object, ...]]:
             0.0,
             2,
         ),
+        "multiply": (x, torch.randn(tokens, 8)),
+        "gated_norm": (
+            x,
+            torch.randn(tokens, 8),
+            torch.randn(8),
+            torch.randn(8),
+            "rms",
+            1e-6,
+            True,
+            2,
+            "after",
+            "silu",
+            True,
+        ),
+        "time_step": (x, torch.randn(8), 0.1, 2.0),
+        "log_decay": (x, -torch.rand(8), torch.randn(8), -5.0),
     }
 
 

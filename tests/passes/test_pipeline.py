@@ -1,9 +1,14 @@
 """The whole pipeline: every pass proved on every form of the toy, in the subsets that configuration allows."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import tiny
+from oracle_case import VOCAB as CASE_VOCAB
+from oracle_graph import graph_of
 from toy import VOCAB, Toy, load
 
 from treadle.conf.check import check
@@ -16,6 +21,7 @@ from treadle.passes.pipeline import pipeline
 from treadle.passes.prove import Prover, evaluate, row_error
 from treadle.passes.runner import run_passes
 from treadle.passes.sample import draw
+from treadle.runtime.weights import load_weights
 
 FORMS = {
     "llama": Toy(),
@@ -44,6 +50,18 @@ def test_every_pass_is_proved(form: str, dtype: str, quantize: str, max_tokens: 
     lowered = run_passes(passes, FORMS[form].graph(dtype), [prover])
     assert lowered.level is Level.LOWERED
     assert [proof.applied for proof in prover.proofs] == list(passes)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "falcon-h1", "falcon-mamba", "mamba2", "lfm2-options"])
+@pytest.mark.parametrize("max_tokens", [None, 8])
+def test_every_pass_is_proved_on_states_of_fixed_size(name: str, max_tokens: int | None) -> None:
+    checkpoint, graph = graph_of(tiny(name))
+    prover = Prover(partial(load_weights, checkpoint=checkpoint), CASE_VOCAB)
+    passes = pipeline(PassesConfig(quantize="none", compile=False), target(max_tokens=max_tokens))
+    lowered = run_passes(passes, graph, [prover])
+    assert [proof.applied for proof in prover.proofs] == list(passes)
+    kernels = {node.meta.get("kernel") for body in lowered.bodies.values() for node in body.ops}
+    assert "conv1d" in {str(kernel).partition(".")[0] for kernel in kernels}
 
 
 @pytest.mark.parametrize("off", OPTIONAL)

@@ -18,7 +18,7 @@ from treadle.graph.family import load_spec
 from treadle.graph.rope import rope_rows
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import RopeTable
-from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, RopeRows, WeightExpr, leaves
+from treadle.graph.weights import Cast, Concat, Int8, Ints, Leaf, NegativeExp, RopeRows, Runs, WeightExpr, leaves
 from treadle.kernels.linear_int8 import quantize_int8
 from treadle.runtime.weights import load_weights
 
@@ -122,6 +122,14 @@ def test_constants(checkpoint: Checkpoint) -> None:
     assert torch.equal(load(checkpoint, RopeRows(table, 12)), rope_rows(table, 12))
     made = load(checkpoint, Ints((3, -4)))
     assert (made.tolist(), made.dtype) == ([3, -4], torch.int64)
+    made = load(checkpoint, Runs(((2, 0.5), (1, -3.0)), "bfloat16"))
+    assert (made.tolist(), made.dtype) == ([0.5, 0.5, -3.0], torch.bfloat16)
+
+
+def test_rates_of_decay_are_made_of_their_logarithms(checkpoint: Checkpoint) -> None:
+    logs = leaf(checkpoint, "final_norm.weight", "float32")
+    assert torch.equal(load(checkpoint, NegativeExp(logs)), -load(checkpoint, logs).exp())
+    assert leaves(NegativeExp(logs)) == (logs,)
 
 
 def test_equal_expressions_are_loaded_once(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +153,8 @@ def test_every_loaded_tensor_has_the_planned_type(checkpoint: Checkpoint) -> Non
         Int8(joined, 16),
         RopeRows(RopeTable(dim=8), 3),
         Ints((1,)),
+        NegativeExp(leaf(checkpoint, "final_norm.weight", "float32")),
+        Runs(((3, 1.0),), "bfloat16"),
     ]
     for expr, tensor in load_weights(exprs, checkpoint).items():
         assert (tuple(tensor.shape), str(tensor.dtype)[6:]) == (expr.shape, expr.dtype)
