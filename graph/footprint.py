@@ -12,6 +12,7 @@ from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import BLOCK_NAME, KindPlan
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
+from treadle.graph.recurrent_width import recurrent_width, scan_bytes
 from treadle.graph.spec import Attention, Delta, Mamba1, Mamba2, Mlp, ModelSpec, Moe, Op, RopeTable
 from treadle.graph.state import ITEM_BYTES, State
 
@@ -186,7 +187,8 @@ def workspace_rows(
 ) -> list[MemoryRow]:
     """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
     item = ITEM_BYTES[dtype]
-    width = (3 * spec.hidden + max(_live_width(op, spec.hidden, device) for op in ops(spec))) * item
+    inside = max(_live_width(op, spec.hidden, device) + recurrent_width(op, spec.hidden, item) for op in ops(spec))
+    width = (3 * spec.hidden + inside) * item
     activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
     if device == "cpu":
         # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
@@ -198,10 +200,14 @@ def workspace_rows(
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
     widened = WIDENED_BYTES if quantize == "int8" else 0
     experts = experts_bytes(spec, max_step_tokens, item)
-    captured = tokens * width + experts_bytes(spec, tokens, item) + logits + PARTIAL_BYTES + widened
+    scans, captured_scans = (
+        max(scan_bytes(op, count, max_num_seqs, item) for op in ops(spec)) for count in (max_step_tokens, tokens)
+    )
+    captured = tokens * width + experts_bytes(spec, tokens, item) + captured_scans + logits + PARTIAL_BYTES + widened
     return [
         activations,
         *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
+        *([MemoryRow("workspace", f"recurrences of {max_step_tokens} tokens", scans)] if scans else []),
         MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
         MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
         MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
