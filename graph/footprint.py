@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.conf.size import format_bytes
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import BLOCK_NAME, KindPlan
@@ -215,10 +214,8 @@ def workspace_rows(
     ]
 
 
-def state_rows(
-    state: State, arena_bytes: int, num_pages: int, kinds: Iterable[KindPlan], checkpoint_bytes: int
-) -> list[MemoryRow]:
-    """Return the bytes of the arena: what ``kinds`` are planned to take, and what is left for later requests.
+def state_rows(state: State, arena_bytes: int, num_pages: int, kinds: Iterable[KindPlan]) -> list[MemoryRow]:
+    """Return the bytes of the arena: what ``kinds`` are planned to take, and what is left beside them.
 
     Where there is but one kind it may have everything.
     """
@@ -231,8 +228,8 @@ def state_rows(
         what = f"{count} blocks" if kind.name == BLOCK_NAME else f"{count} pages of {state.page_tokens} tokens"
         rows.append(MemoryRow("state", f"{kind.name}, {what}", kind.planned_bytes))
     left = arena_bytes - state.scratch_bytes - sum(row.nbytes for row in rows)
-    kept = f"kept for later requests, checkpoints of it up to {format_bytes(checkpoint_bytes)}"
-    return [*rows, MemoryRow("state", kept, left), MemoryRow("state", "scratch", state.scratch_bytes)]
+    beside = "beside these full sequences, for what is kept of earlier ones"
+    return [*rows, MemoryRow("state", beside, left), MemoryRow("state", "scratch", state.scratch_bytes)]
 
 
 def runtime_row(device: str) -> MemoryRow:

@@ -160,7 +160,7 @@ class _Planner:
         checkpoints = self.choose_checkpoints(arena, max_len)
         num_pages = self.demand.cut(arena).most(0)
         return MemoryPlan(
-            rows=(*self.fixed, *self.tables(max_len), *state_rows(self.state, arena, num_pages, kinds, checkpoints)),
+            rows=(*self.fixed, *self.tables(max_len), *state_rows(self.state, arena, num_pages, kinds)),
             state=self.state,
             arena_bytes=arena,
             num_pages=num_pages,

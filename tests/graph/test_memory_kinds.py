@@ -81,7 +81,7 @@ def test_every_kind_has_a_row() -> None:
 def test_an_arena_that_nobody_chose_has_room_for_checkpoints_on_a_cpu() -> None:
     made = plan()
     assert made.arena_bytes < made.memory_bytes // 4, "modest"
-    (kept,) = [size for item, size in state_rows(made).items() if item.startswith("kept")]
+    (kept,) = [size for item, size in state_rows(made).items() if item.startswith("beside")]
     assert kept >= 8 * (12 * PART + 34 * 10 * PAGE)
     assert made.checkpoint_bytes == made.arena_bytes // 2
     assert plan(memory_bytes=made.total_bytes - MIB).arena_bytes < made.arena_bytes
