@@ -29,6 +29,8 @@ class Demand:
 
     state: State
     step_tokens: int
+    checkpoints: bool = True
+    """whether sequences leave something from which others go on"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,8 +58,8 @@ class Demand:
 
         Pages of the first group are left out: they are what the prefix tree holds anyway.
         """
-        if not self.state.needs_checkpoints:
-            return [0] * len(self.state.groups)
+        if not (self.state.needs_checkpoints and self.checkpoints):
+            return [0] * len(self.names)
         _, *others = self.sequence(num_tokens, step_tokens=1)
         return [0, *others]
 

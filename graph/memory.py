@@ -142,7 +142,7 @@ class _Planner:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
         self.spec, self.weights, self.work = spec, weights, work
         self.state = state_of(spec, weights, StateBuilder(work.dtype, work.page_tokens))
-        self.demand = Demand(self.state, work.max_step_tokens)
+        self.demand = Demand(self.state, work.max_step_tokens, checkpoints=bool(work.checkpoints))
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from treadle.graph.demand import Demand
@@ -42,6 +44,7 @@ def test_no_step_needs_more_pages_than_were_planned(group: PagedKV, step: int) -
 def test_a_checkpoint_has_the_last_window_and_a_block() -> None:
     assert HYBRID.checkpoint(4096) == [0, 6, 10, 1]
     assert PLAIN.checkpoint(4096) == [0]
+    assert replace(HYBRID, checkpoints=False).checkpoint(4096) == [0, 0, 0, 0]
 
 
 def test_one_reads_its_prompt_while_the_rest_answer() -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from treadle.conf.errors import ConfigError
+from treadle.conf.load import compose
 from treadle.conf.size import parse_bytes
 from treadle.graph import layer_state, memory
 from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.layer_state import Kept
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
+from treadle.graph.resolve import resolve
 from treadle.graph.source import DummySource
 from treadle.graph.spec import Mlp
 from treadle.graph.state import BlockPart, StateBuilder
+from treadle.serve.commands.memory import run
 
 MIB, GIB = 1 << 20, 1 << 30
 CONFIG = {
@@ -132,7 +140,9 @@ def test_checkpoints_are_bounded() -> None:
     assert plan(kv_bytes=400 * MIB, checkpoints=0.25).checkpoint_bytes == 100 * MIB
     assert plan(kv_bytes=400 * MIB, checkpoints=30 * MIB).checkpoint_bytes == 30 * MIB
     assert plan(kv_bytes=400 * MIB, checkpoints=GIB).checkpoint_bytes == 400 * MIB
-    assert plan(checkpoints=0).checkpoint_bytes == 0
+    without = plan(checkpoints=0)
+    assert without.checkpoint_bytes == 0
+    assert without.arena_bytes < plan().arena_bytes, "no room is set aside for what nobody keeps"
 
 
 @pytest.mark.parametrize(("given", "spelled"), [(MIB, "1048576"), (0.01, "1%")])
@@ -142,3 +152,30 @@ def test_too_small_a_bound_names_one_that_holds_a_checkpoint(given: float, spell
         plan(kv_bytes=400 * MIB, checkpoints=given)
     enough = numbers(error, "kv.checkpoints")
     assert plan(kv_bytes=400 * MIB, checkpoints=enough).checkpoint_bytes == enough
+
+
+def test_a_deployment_says_its_bound_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    given = ["model=hf", f"model.path='{tmp_path}'", "model.weights=dummy", "hardware.memory=4GiB", "kv.memory=200MiB"]
+    made = resolve(compose([*given, "kv.checkpoints=25%"]))
+    assert made.plan.checkpoint_bytes == 50 * MIB
+    assert made.deployment.kv.checkpoints == str(50 * MIB)
+    assert resolve(made.deployment).plan == made.plan
+    assert resolve(compose([*given, "kv.checkpoints=auto"])).plan.checkpoint_bytes == 100 * MIB
+    assert resolve(compose([*given, "kv.prefix_cache=false"])).plan.checkpoint_bytes == 0
+    with pytest.raises(ConfigError, match=r"kv\.checkpoints=0: holds nothing"):
+        compose([*given, "kv.checkpoints=0"])
+
+
+def test_every_kind_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    given = ["model=hf", f"model.path='{tmp_path}'", "model.weights=dummy", "hardware.memory=4GiB", "kv.memory=200MiB"]
+    made = resolve(compose(given))
+    out = io.StringIO()
+    assert run(made, Console(file=out, width=200)) == 0
+    text = out.getvalue()
+    for kind in made.plan.kinds:
+        assert f"{kind.name}, " in text
+        assert f"{kind.planned_bytes:,}" in text
+    assert f"{made.plan.beside_bytes:,}" in text
+    assert f"{100 * MIB:,}" in text
