@@ -138,18 +138,17 @@ class KVConfig:
             "bytes of the arena, for example 2GiB; auto: what the workload can use and the machine has", size=True
         ),
     )
+    prefix_cache: bool = field(
+        default=True, metadata=_about("keep the pages of finished requests and reuse them for equal beginnings")
+    )
     checkpoints: str = field(
-        default="50%",
+        default="auto",
         metadata=_about(
-            "what checkpoints may take of the arena, in bytes or a share: copies of recurrent and windowed state from"
-            " which requests with an equal beginning go on. They give way to running requests in any case; the bound"
-            " leaves room for pages of long beginnings. auto: 50%. Models whose layers see every token have none",
+            "bytes of the arena, or a share of it, for checkpoints of recurrent and windowed states beside those in"
+            " use; auto: what nothing else needs",
             size=True,
             share=True,
         ),
-    )
-    prefix_cache: bool = field(
-        default=True, metadata=_about("keep the pages of finished requests and reuse them for equal beginnings")
     )
 
 

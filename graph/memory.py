@@ -31,8 +31,6 @@ from treadle.graph.state import PagedKV, State, StateBuilder
 
 MAX_SEQS = 4096
 """The most sequences a deployment may ask for."""
-CHECKPOINT_SHARE = 0.5
-"""What checkpoints may take of the arena where nothing is said."""
 
 
 class MemoryPlanError(ConfigError):
@@ -57,8 +55,8 @@ class Workload:
     """what everything may take together"""
     kv_bytes: int | None = None
     """the arena; None: chosen"""
-    checkpoints: int | float = CHECKPOINT_SHARE
-    """what checkpoints may take of the arena: bytes, or a share; 0: there are none"""
+    checkpoints: int | float | None = None
+    """what checkpoints may take of the arena: bytes, or a share; None: what nothing else needs; 0: there are none"""
     device: str = "cpu"
     processors: bool = False
     """requests may name logits processors, which see every token of their answer"""
@@ -142,7 +140,7 @@ class _Planner:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
         self.spec, self.weights, self.work = spec, weights, work
         self.state = state_of(spec, weights, StateBuilder(work.dtype, work.page_tokens))
-        self.demand = Demand(self.state, work.max_step_tokens, checkpoints=bool(work.checkpoints))
+        self.demand = Demand(self.state, work.max_step_tokens, checkpoints=work.checkpoints != 0)
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
@@ -219,9 +217,12 @@ class _Planner:
     def choose_checkpoints(self, arena: int, max_len: int) -> int:
         """Return the bytes that checkpoints may take; refuse what holds none."""
         asked = self.work.checkpoints
-        if not (self.state.needs_checkpoints and asked):
+        if asked == 0:
             return 0
-        given = min(arena, asked) if isinstance(asked, int) else int(arena * asked)
+        most = arena - self.state.scratch_bytes
+        if asked is None:
+            return most
+        given = min(most, asked if isinstance(asked, int) else int(arena * asked))
         one = sum(count * size for count, size in zip(self.demand.checkpoint(max_len), self.demand.item_bytes))
         if given < one:
             raise MemoryPlanError(

@@ -33,7 +33,7 @@ from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.generation import recommended
 from treadle.graph.hub_name import hub_name
-from treadle.graph.memory import CHECKPOINT_SHARE, MemoryPlan, Workload, plan_memory
+from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
 from treadle.graph.processors import installed_processors
 from treadle.graph.source import DummySource, Source, open_source, read_config
@@ -136,7 +136,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         kv=replace(
             deployment.kv,
             memory=str(plan.arena_bytes),
-            checkpoints=str(plan.checkpoint_bytes or deployment.kv.checkpoints),
+            checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes),
         ),
         hardware=hardware,
         passes=passes,
@@ -247,11 +247,13 @@ def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:
     return replace(serve, max_body=str(body_bytes(max_len))) if serve.max_body == "auto" else serve
 
 
-def _checkpoints(kv: KVConfig) -> int | float:
-    """Return the bytes, or the share of the arena, that checkpoints may take."""
+def _checkpoints(kv: KVConfig) -> int | float | None:
+    """Return the bytes, or the share of the arena, that checkpoints may take; None: there is no bound."""
     if not kv.prefix_cache:
         return 0
-    share = CHECKPOINT_SHARE if kv.checkpoints == "auto" else parse_share(kv.checkpoints)
+    if kv.checkpoints == "auto":
+        return None
+    share = parse_share(kv.checkpoints)
     return parse_bytes(kv.checkpoints) if share is None else share
 
 
