@@ -83,7 +83,7 @@ def test_a_plan_has_blocks_and_their_workspace(device: str) -> None:
         ("kv", 2 * 2 * 64 * 2 * 16),
         ("block", 3 * (part + conv)),
     ]
-    assert made.checkpoint_bytes == made.arena_bytes // 2
+    assert made.checkpoint_bytes == made.arena_bytes - made.state.scratch_bytes
     assert ("recurrences of 512 tokens" in rows) == (device == "cuda")
     assert made.full_sequences == 8
 
