@@ -1,4 +1,4 @@
-"""Bytes of the parts of a deployment, from its description alone: weights, tables, workspace, the runtime itself."""
+"""Bytes of the parts of a deployment, from its description alone: weights, tables, state, the runtime itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
+from treadle.graph.buckets import Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import BLOCK_NAME, KindPlan
-from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
-from treadle.graph.recurrent_rows import delta_bytes, selective_bytes
 from treadle.graph.spec import (
     Attention,
     Csa,
@@ -20,11 +18,9 @@ from treadle.graph.spec import (
     Mamba1,
     Mamba2,
     Mla,
-    Mlp,
     ModelSpec,
     Moe,
     Op,
-    Rglru,
     RopeTable,
     Rwkv4,
 )
@@ -34,26 +30,12 @@ INT8_GROUP = 32
 """Input channels that share a scale under weight-only int8."""
 RUNTIME_BYTES = {"cpu": 448 << 20, "cuda": 640 << 20}
 """CPU: interpreter, torch and inductor (416 MiB measured). GPU: an allowance for its context and libraries."""
-LIBRARY_BYTES = 64 << 20
-"""What the library of matrix products keeps on a GPU."""
-LOGPROB_ROWS = 32
-"""Rows whose log-probabilities are made at a time, so that those of a large vocabulary need little memory."""
 SAMPLED_BYTES = 8 + 4 + 8 + 20 * (8 + 4) + MAX_ASKED * 4
 """What a row of logits gives back: token, log-probability, rank, the likeliest tokens with theirs, and asked ones."""
-PARTIAL_BYTES = 40 << 20
-"""The most that splits of a long history leave for each other on a GPU; attention makes no more splits than fit."""
-INVARIANT_ROWS = 128
-"""Rows of each call of the library of matrix products, where a row's result may depend on that row alone. On an H200
-all products of a step of an 8B model take 4.9 ms with so many, 4.1 ms with one."""
-WIDENED_BYTES = 32 << 20
-"""How much of an int8 weight is widened at a time for a large step on a GPU."""
 
 EXPERTS = "experts"
 """How rows begin whose weights only some tokens visit."""
 
-
-CHOICE_BYTES = 64 << 20
-"""Scores that a sparse attention on a GPU holds at once while it chooses keys; it takes rows in blocks of so much."""
 
 ATTENTION_SLOWNESS = 3.0
 """How much longer an operation of attention takes than one of a large matrix product; a short chunk over a long context
@@ -205,72 +187,6 @@ def history_row(max_num_seqs: int, max_len: int) -> MemoryRow:
     )
 
 
-def experts_bytes(spec: ModelSpec, tokens: int, item: int) -> int:
-    """Return what the widest mixture of experts holds at once on a GPU beside its input and result; 0 without one."""
-    return max(
-        (
-            workspace_bytes(
-                tokens,
-                op.top_k + op.router.always,
-                op.experts + op.router.always,
-                spec.hidden,
-                op.intermediate,
-                item,
-            )
-            for _, op in _moes(spec)
-        ),
-        default=0,
-    )
-
-
-def chunks_bytes(spec: ModelSpec, tokens: int, sequences: int, item: int) -> int:
-    """Return what the widest op with a recurrent state holds of a step's chunks on a GPU; 0 without one."""
-
-    def held(op: Op) -> int:
-        match op:
-            case Delta():
-                return delta_bytes(tokens, sequences, op.v_heads, op.k_dim, op.v_dim, op.decay == "channel", item)
-            case Mamba1():
-                return selective_bytes(tokens, sequences, op.inner, op.state)
-            case _:
-                return 0
-
-    return max(held(op) for op in ops(spec))
-
-
-def workspace_rows(
-    spec: ModelSpec, dtype: str, quantize: str, device: str, max_num_seqs: int, max_step_tokens: int
-) -> list[MemoryRow]:
-    """Return bounds of what a step needs while it runs: the widest layer, and the rows that are sampled from."""
-    item = ITEM_BYTES[dtype]
-    width = (3 * spec.hidden + max(_live_width(op, spec.hidden, device) for op in ops(spec))) * item
-    activations = MemoryRow("workspace", f"activations of {max_step_tokens} tokens", max_step_tokens * width)
-    if device == "cpu":
-        # logits as computed, and in float32 three times: themselves, probabilities, a sorted copy
-        logits = max_num_seqs * spec.vocab * (item + 3 * 4)
-        return [activations, MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits)]
-    # Log-probabilities are made of a block of rows at a time.
-    logits = max_num_seqs * spec.vocab * item + min(max_num_seqs, LOGPROB_ROWS) * spec.vocab * 4 * 4
-    # Captured steps have memory of their own, the same for all of them.
-    tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
-    widened = WIDENED_BYTES if quantize == "int8" else 0
-    experts = experts_bytes(spec, max_step_tokens, item)
-    choice = 2 * CHOICE_BYTES if any(isinstance(op, Mla) and op.index is not None for op in ops(spec)) else 0
-    chunks = chunks_bytes(spec, max_step_tokens, max_num_seqs, item)
-    kernels = experts_bytes(spec, tokens, item) + chunks_bytes(spec, tokens, max_num_seqs, item)
-    captured = tokens * width + kernels + logits + PARTIAL_BYTES + widened + choice
-    return [
-        activations,
-        *([MemoryRow("workspace", f"experts of {max_step_tokens} tokens", experts)] if experts else []),
-        *([MemoryRow("workspace", f"states over {max_step_tokens} tokens", chunks)] if chunks else []),
-        MemoryRow("workspace", f"logits of {max_num_seqs} rows", logits),
-        MemoryRow("workspace", "matrix products", LIBRARY_BYTES + widened),
-        MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
-        *([MemoryRow("workspace", "choice of keys", choice)] if choice else []),
-        MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
-    ]
-
-
 def state_rows(state: State, arena_bytes: int, num_pages: int, kinds: Iterable[KindPlan]) -> list[MemoryRow]:
     """Return the bytes of the arena: what ``kinds`` are planned to take, and what is left beside them.
 
@@ -314,7 +230,7 @@ def _paths(spec: ModelSpec) -> Iterator[tuple[str, Op]]:
             yield from ((f"layers.{layer.index}.{name}", op) for name, op in parts if op is not None)
 
 
-def _moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
+def moes(spec: ModelSpec) -> Iterator[tuple[str, Moe]]:
     """Return every mixture of experts and the path of its weights."""
     yield from ((path, op) for path, op in _paths(spec) if isinstance(op, Moe))
 
@@ -323,7 +239,7 @@ def _visited_share(spec: ModelSpec) -> dict[str, float]:
     """Return, for every stack of experts, the share that a token visits."""
     return {
         f"{path}.{part}": op.top_k / (op.experts + op.zero_experts)
-        for path, op in _moes(spec)
+        for path, op in moes(spec)
         for part in ("gate", "up", "down")
     }
 
@@ -394,41 +310,3 @@ def _owner(name: str, info: WeightInfo, tied: bool) -> str:
     if len(info.shape) > 2 and not name.endswith(NO_LINEAR):
         return EXPERTS
     return name.split(".")[2] if name.startswith("layers.") else name
-
-
-def _live_width(op: Op, hidden: int, device: str) -> int:
-    """Return channels that live at once inside an op, a token.
-
-    Attention: queries, keys, values and output. A feed-forward: gate, up and product; experts hold these of every
-    expert that a token visits, their inputs and results, and the logits they were chosen by; on a GPU only the latter,
-    since ``experts_bytes`` counts the rest.
-    """
-    match op:
-        case Attention():
-            return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
-        case Mla():
-            # queries plain and in terms of latents, what is cached, and the result as latents and as values
-            row = op.kv_lora + op.rope_dim
-            index = op.index.heads * op.index.dim + 4 * op.index.topk if op.index is not None else 0
-            inside = op.nope + op.rope_dim + row + 2 * op.kv_lora + 2 * op.v_dim
-            return op.heads * inside + 2 * row + 2 * (op.q_lora or 0) + index
-        case Mlp():
-            return 3 * op.intermediate
-        case Moe():
-            shared = 3 * op.shared.intermediate + hidden if op.shared is not None else 0
-            visited = op.top_k + op.router.always
-            # logits, scores and what a choice is made of are float32: at most two channels each
-            inside = visited * (3 * op.intermediate + 2 * hidden) if device == "cpu" else 4 * visited
-            return inside + shared + 6 * (op.experts + op.zero_experts)
-        case Csa():
-            choice = op.compress.index if op.compress is not None else None
-            small = choice.heads * choice.dim if choice is not None else 0
-            return 3 * op.heads * op.head_dim + 2 * op.row + op.q_lora + op.o_groups * op.o_lora + small
-        case DecayAttention():
-            return 5 * op.heads * op.head_dim
-        case Rglru():
-            return 6 * op.width
-        case Rwkv4():
-            return 4 * op.width + 4 * hidden
-        case _:
-            return 0

@@ -14,7 +14,6 @@ from treadle.conf.size import format_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import Demand, KindPlan
 from treadle.graph.footprint import (
-    INVARIANT_ROWS,
     MemoryRow,
     history_row,
     largest,
@@ -23,11 +22,11 @@ from treadle.graph.footprint import (
     state_rows,
     table_rows,
     weight_rows,
-    workspace_rows,
 )
 from treadle.graph.layer_state import state_of
 from treadle.graph.spec import ModelSpec
 from treadle.graph.state import PagedKV, State, StateBuilder
+from treadle.graph.workspace import INVARIANT_ROWS, workspace_rows
 
 MAX_SEQS = 4096
 """The most sequences a deployment may ask for."""

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.graph.footprint import WIDENED_BYTES
+from treadle.graph.workspace import WIDENED_BYTES
 from treadle.kernels.skinny import launch_options
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from treadle.graph.footprint import INVARIANT_ROWS
+from treadle.graph.workspace import INVARIANT_ROWS
 from treadle.kernels.registry import Kernel, define_opaque, dtypes_of, register
 from treadle.kernels.skinny import DTYPES
 

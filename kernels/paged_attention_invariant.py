@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle.graph.footprint import PARTIAL_BYTES
 from treadle.graph.state import UNIT_BYTES
+from treadle.graph.workspace import PARTIAL_BYTES
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 from treadle.kernels.paged_attention_invariant_triton import attend, join

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import triton
 
-from treadle.graph.footprint import PARTIAL_BYTES
+from treadle.graph.workspace import PARTIAL_BYTES
 from treadle.kernels import paged_prefill_hopper
 
 MOST_SPLITS = 32

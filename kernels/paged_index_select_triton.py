@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.graph.footprint import CHOICE_BYTES
 from treadle.graph.state import UNIT_BYTES
+from treadle.graph.workspace import CHOICE_BYTES
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 from treadle.kernels.latent_attention_launch import ELEMENTS, padded

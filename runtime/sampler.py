@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.graph.footprint import LOGPROB_ROWS
+from treadle.graph.workspace import LOGPROB_ROWS
 from treadle.kernels.adjust_logits import Controls, adjust_logits
 from treadle.kernels.sample import TokenKernels
 from treadle.runtime.request import MAX_LOGPROBS

@@ -16,22 +16,14 @@ from treadle.graph.build import BuildOptions, build
 from treadle.graph.checkpoint import Checkpoint, WeightInfo
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.family import family_for, load_spec
-from treadle.graph.footprint import (
-    CHOICE_BYTES,
-    INVARIANT_ROWS,
-    PARTIAL_BYTES,
-    RUNTIME_BYTES,
-    WIDENED_BYTES,
-    attention_tokens,
-    largest,
-    token_weight_bytes,
-)
+from treadle.graph.footprint import RUNTIME_BYTES, attention_tokens, largest, token_weight_bytes
 from treadle.graph.layer_state import state_of
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
 from treadle.graph.source import DummySource, open_source
 from treadle.graph.spec import ModelSpec
 from treadle.graph.state import StateBuilder
 from treadle.graph.weights import RopeRows, leaves
+from treadle.graph.workspace import CHOICE_BYTES, INVARIANT_ROWS, PARTIAL_BYTES, WIDENED_BYTES
 from treadle.passes.quantize import Quantize
 
 LLAMA_8B = {

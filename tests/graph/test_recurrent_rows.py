@@ -1,9 +1,9 @@
 from toy import Toy
 
-from treadle.graph.footprint import chunks_bytes, workspace_rows
 from treadle.graph.mixers import Delta, Mamba1
 from treadle.graph.recurrent_rows import chunk_tokens, delta_bytes, selective_bytes
 from treadle.graph.spec import Layer, ModelSpec, Norm, Op, Sub
+from treadle.graph.workspace import chunks_bytes, workspace_rows
 
 
 def test_the_workspace_by_hand() -> None:

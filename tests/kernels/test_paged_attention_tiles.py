@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.graph.footprint import PARTIAL_BYTES
+from treadle.graph.workspace import PARTIAL_BYTES
 from treadle.kernels.paged_attention_tiles import PrefillTiles, Shape, for_hopper, plan_walk, prefill_tiles
 
 HOPPER = (9, 0)
