@@ -22,6 +22,9 @@ class FuseRopeCache(Pass):
         return rewrite(graph, _edit)
 
 
+READERS = ("paged_attention", "paged_relative_attention", "paged_block_attention")
+
+
 def _edit(editor: BodyEditor, _: Call) -> None:
     for write in editor.find("cache_write"):
         w = arguments(write)
@@ -45,9 +48,11 @@ def _edit(editor: BodyEditor, _: Call) -> None:
 
 
 def _reader(write: Node) -> Node:
-    """Return the attention that reads what ``write`` stores: the next one in the body."""
+    """Return the attention that reads what ``write`` stores: the next one in the body. Its first input are queries."""
+    readers = {ops.op(name) for name in READERS}
     node = write.next
-    while node.target != ops.op("paged_attention"):
+    while node.target not in readers:
+        assert node.op != "output", f"nothing reads what {write.name} stores"
         node = node.next
     return node
 

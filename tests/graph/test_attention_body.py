@@ -11,7 +11,15 @@ from one_layer import T, rms, run, spec_of
 from torch import Tensor
 from toy import HIDDEN, VOCAB
 
-from treadle.graph.spec import Attention, Gate, Norm, QKNorm, SpecError, Temperature
+from treadle.graph.spec import (
+    Attention,
+    Gate,
+    Norm,
+    QKNorm,
+    Relative,
+    SpecError,
+    Temperature,
+)
 
 H, K, D = 4, 2, 16
 
@@ -78,10 +86,12 @@ def missing(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {} if name in weights else {name: weights["layers.0.attn.k.weight"]}
 
 
-@pytest.mark.parametrize("fields", [{"k_conv": True}, {"gate": Gate(source="q_lora")}])
+@pytest.mark.parametrize(
+    "fields", [{"rel": Relative(extent=4, dim=2), "softcap": 2.0}, {"gate": Gate(source="q_lora")}]
+)
 def test_what_has_no_kernel_is_refused_by_name(fields: dict[str, Any]) -> None:
     op = Attention(heads=H, kv_heads=K, head_dim=D, **fields)
-    with pytest.raises(SpecError, match=r"layers\.0\.attn: (k_conv|gate\.from) = .* has no kernels yet"):
+    with pytest.raises(SpecError, match=r"layers\.0\.attn: (softcap|gate\.from) = .* has no kernels yet"):
         run(spec_of(op), torch.zeros(T, dtype=torch.int64))
 
 
