@@ -50,6 +50,10 @@ def resolved(deployment: Deployment, **config: Any) -> Resolved:
     [
         ({"num_hidden_layers": 2**31}, ["layers.count=2147483648", "1 to 1024", "num_hidden_layers"]),
         ({"num_hidden_layers": 1_000_000}, ["layers.count=1000000", "num_hidden_layers"]),
+        (
+            {"model_type": "qwen3_moe", "num_hidden_layers": 2**31},
+            ["config.dense_layers", "a range of more than 65536"],
+        ),
         ({"num_hidden_layers": 0}, ["layers.count=0", "num_hidden_layers"]),
         ({"intermediate_size": -1}, ["ops.mlp.intermediate=-1", ">= 0", "intermediate_size"]),
         ({"vocab_size": -1}, ["sizes.vocab=-1", ">= 1", "vocab_size"]),
