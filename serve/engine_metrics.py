@@ -54,6 +54,10 @@ class EngineMetrics(Collector):
         yield self._count("treadle:steps", "Steps of the loop", stats.steps)
         yield self._gauge("treadle:kv_pages", "Pages of the cache", stats.pages_total)
         yield self._gauge("treadle:kv_pages_used", "Pages that requests hold", stats.pages_used)
+        doc = "Prompt tokens that were computed, and why none were found"
+        yield self._count_by("treadle:prefix_missed_tokens", doc, "reason", stats.prefix_missed_tokens)
+        doc = "Tokens computed again after a preemption, and why their state was lost"
+        yield self._count_by("treadle:recomputed_tokens", doc, "cause", stats.recomputed_tokens)
 
     def _steps(self, stats: Stats) -> Metric:
         """Return how many tokens steps computed, prompts and answers together."""
@@ -73,4 +77,10 @@ class EngineMetrics(Collector):
     def _count(self, name: str, doc: str, value: float) -> Metric:
         family = CounterMetricFamily(name, doc, labels=("model_name",))
         family.add_metric((self._model,), value)
+        return family
+
+    def _count_by(self, name: str, doc: str, label: str, values: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(name, doc, labels=("model_name", label))
+        for key, value in values.items():
+            family.add_metric((self._model, key), value)
         return family
