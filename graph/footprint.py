@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS, Buckets, assign_buckets, largest_shape
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.demand import BLOCK_NAME, KindPlan
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.packet import MAX_ASKED, SLOT_WIDTH, StepShape, control_bytes, packet_capacity
 from treadle.graph.spec import Attention, Mlp, ModelSpec, Moe, Op, RopeTable
@@ -205,6 +206,24 @@ def workspace_rows(
         MemoryRow("workspace", "attention in parts", PARTIAL_BYTES),
         MemoryRow("graphs", f"captured steps of up to {tokens} tokens", captured),
     ]
+
+
+def state_rows(state: State, arena_bytes: int, num_pages: int, kinds: Iterable[KindPlan]) -> list[MemoryRow]:
+    """Return the bytes of the arena: what ``kinds`` are planned to take, and what is left beside them.
+
+    Where there is but one kind it may have everything.
+    """
+    if not state.needs_checkpoints:
+        pages = f"kv cache, {num_pages} pages of {state.page_tokens} tokens and a scratch page"
+        return [MemoryRow("state", pages, arena_bytes)]
+    rows = []
+    for kind in kinds:
+        count = kind.planned_bytes // kind.item_bytes
+        what = f"{count} blocks" if kind.name == BLOCK_NAME else f"{count} pages of {state.page_tokens} tokens"
+        rows.append(MemoryRow("state", f"{kind.name}, {what}", kind.planned_bytes))
+    left = arena_bytes - state.scratch_bytes - sum(row.nbytes for row in rows)
+    beside = "beside these full sequences, for what is kept of earlier ones"
+    return [*rows, MemoryRow("state", beside, left), MemoryRow("state", "scratch", state.scratch_bytes)]
 
 
 def runtime_row(device: str) -> MemoryRow:

@@ -37,7 +37,7 @@ def host_rows(kv: KVConfig) -> tuple[MemoryRow, ...]:
         rows.append(MemoryRow("host", "state that left the device", int(kv.host_memory)))
     for connector in read_connectors(kv.connectors):
         if connector.host_bytes:
-            rows.append(MemoryRow("host", f"lent to the {connector.name} store", connector.host_bytes))
+            rows.append(MemoryRow("host", f"{connector.name}: what it lends, and its process", connector.host_bytes))
     return tuple(rows)
 
 

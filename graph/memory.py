@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from treadle.conf.errors import ConfigError
 from treadle.conf.size import format_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
+from treadle.graph.demand import Demand, KindPlan
 from treadle.graph.footprint import (
     INVARIANT_ROWS,
     MemoryRow,
@@ -19,6 +20,7 @@ from treadle.graph.footprint import (
     largest,
     rope_tables,
     runtime_row,
+    state_rows,
     table_rows,
     weight_rows,
     workspace_rows,
@@ -53,6 +55,8 @@ class Workload:
     """what everything may take together"""
     kv_bytes: int | None = None
     """the arena; None: chosen"""
+    checkpoints: int | float | None = None
+    """what checkpoints may take of the arena: bytes, or a share; None: what nothing else needs; 0: there are none"""
     device: str = "cpu"
     processors: bool = False
     """requests may name logits processors, which see every token of their answer"""
@@ -62,14 +66,18 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """Where the bytes go, and what fits.
-
-    ``num_pages`` can be given to sequences; the arena has one more, the scratch page at its start.
-    """
+    """Where the bytes go, and what fits."""
 
     rows: tuple[MemoryRow, ...]
     state: State
+    arena_bytes: int
+    """of the arena, the scratch item at its start included"""
     num_pages: int
+    """pages of tokens that all layers see which the arena holds if it holds nothing else, without the scratch item"""
+    kinds: tuple[KindPlan, ...]
+    """what ``full_sequences`` take of every kind of state"""
+    checkpoint_bytes: int
+    """what checkpoints may take of the arena; 0 where there are none"""
     max_len: int
     """tokens of the longest sequence that will be served"""
     max_num_seqs: int
@@ -93,9 +101,11 @@ class MemoryPlan:
         return self.state.full
 
     @property
-    def arena_bytes(self) -> int:
-        """Bytes of the arena, its scratch page included."""
-        return (1 + self.num_pages) * self.kv.page_bytes
+    def beside_bytes(self) -> int:
+        """Bytes of the longest sequence beside the first group's pages: what it sees of windows, and its block."""
+        demand = Demand(self.state, self.max_step_tokens)
+        counts = demand.sequence(self.max_len, step_tokens=1)
+        return sum(count * size for count, size in zip(counts[1:], demand.item_bytes[1:]))
 
     @property
     def workspace_bytes(self) -> int:
@@ -134,7 +144,7 @@ class _Planner:
     def __init__(self, spec: ModelSpec, weights: Mapping[str, WeightInfo], work: Workload) -> None:
         self.spec, self.weights, self.work = spec, weights, work
         self.state = state_of(spec, weights, StateBuilder(work.dtype, work.page_tokens))
-        self.kv = self.state.full
+        self.demand = Demand(self.state, work.max_step_tokens, checkpoints=work.checkpoints != 0)
         self.modest = work.kv_bytes is None and work.device == "cpu"
         self.fixed = [
             *weight_rows(spec, weights, work.dtype, work.quantize, work.device),
@@ -147,18 +157,22 @@ class _Planner:
         """Return the plan with every choice made."""
         longest = largest(self.spec.max_positions, self.fits)
         max_len = self.choose_len(longest)
-        num_pages = self.choose_pages(max_len)
-        pages = f"kv cache, {num_pages} pages of {self.kv.page_tokens} tokens and a scratch page"
-        state = MemoryRow("state", pages, self.arena(num_pages))
-        tables = self.tables(max_len)
+        arena = self.choose_arena(max_len)
+        full = largest(self.work.max_num_seqs, lambda count: self.demand.fits(self.running(count, max_len), arena))
+        kinds = tuple(map(KindPlan, self.demand.names, self.demand.item_bytes, self.bytes_of(max(full, 1), max_len)))
+        checkpoints = self.choose_checkpoints(arena, max_len)
+        num_pages = self.demand.cut(arena).most(0)
         return MemoryPlan(
-            rows=(*self.fixed, *tables, state),
+            rows=(*self.fixed, *self.tables(max_len), *state_rows(self.state, arena, num_pages, kinds)),
             state=self.state,
+            arena_bytes=arena,
             num_pages=num_pages,
+            kinds=kinds,
+            checkpoint_bytes=checkpoints,
             max_len=max_len,
             max_num_seqs=self.work.max_num_seqs,
             max_step_tokens=self.work.max_step_tokens,
-            full_sequences=min(self.work.max_num_seqs, num_pages // self.kv.pages_for(max_len)),
+            full_sequences=full,
             largest_context=max(longest, max_len),
             largest_num_seqs=largest(MAX_SEQS, lambda count: self.among(count, kv_bytes=None).holds_all(max_len)),
             memory_bytes=self.work.memory_bytes,
@@ -187,7 +201,7 @@ class _Planner:
                     value=asked,
                     nearest=[f"model.max_len={longest}"],
                 )
-        needed = self.arena(self.kv.pages_for(asked) + 1)
+        needed = self.demand.arena_bytes(self.demand.least(1, asked))
         raise MemoryPlanError(
             f"one such sequence needs an arena of {format_bytes(needed)}, {format_bytes(self.room(asked))} are left",
             key="model.max_len",
@@ -195,17 +209,35 @@ class _Planner:
             nearest=[f"model.max_len={longest}"],
         )
 
-    def choose_pages(self, max_len: int) -> int:
-        """Return the pages for sequences."""
-        most = self.room(max_len) // self.kv.page_bytes - 1
+    def choose_arena(self, max_len: int) -> int:
+        """Return the bytes of the arena."""
+        most = self.demand.usable(self.room(max_len))
         if not self.modest:
             return most
-        full = self.kv.pages_for(max_len) * self.work.max_num_seqs + 1
-        return min(most, max(self.least_pages(max_len), min(full, most // 2)))
+        full = self.demand.arena_bytes(self.wanted(max_len))
+        # Of two arenas the smaller one may happen to be cut so that it holds less.
+        half = min(full, self.demand.usable(most // 2))
+        least = self.demand.arena_bytes(self.least(max_len))
+        return min(most, half if half >= least and self.demand.fits(self.least(max_len), half) else least)
 
-    def arena(self, num_pages: int) -> int:
-        """Return the bytes of an arena with this many pages for sequences."""
-        return (1 + num_pages) * self.kv.page_bytes
+    def choose_checkpoints(self, arena: int, max_len: int) -> int:
+        """Return the bytes that checkpoints may take; refuse what holds none."""
+        asked = self.work.checkpoints
+        if asked == 0:
+            return 0
+        most = arena - self.state.scratch_bytes
+        if asked is None:
+            return most
+        given = min(most, asked if isinstance(asked, int) else int(arena * asked))
+        one = sum(count * size for count, size in zip(self.demand.checkpoint(max_len), self.demand.item_bytes))
+        if given < one:
+            raise MemoryPlanError(
+                f"that is {format_bytes(given)}, and a checkpoint of this model takes {format_bytes(one)}",
+                key="kv.checkpoints",
+                value=asked if isinstance(asked, int) else f"{100 * asked:g}%",
+                nearest=[f"kv.checkpoints={spell_bytes(one, up=True)}", "kv.prefix_cache=false"],
+            )
+        return given
 
     def tables(self, max_len: int) -> list[MemoryRow]:
         """Return what grows with the longest sequence."""
@@ -221,22 +253,37 @@ class _Planner:
         left = self.work.memory_bytes - sum(row.nbytes for row in (*self.fixed, *tables))
         return left if self.work.kv_bytes is None else min(left, self.work.kv_bytes)
 
-    def least_pages(self, max_len: int) -> int:
-        """Return the pages without which nothing runs: a full sequence and one more, and one for every sequence."""
-        return max(self.kv.pages_for(max_len) + 1, self.work.max_num_seqs)
+    def least(self, max_len: int) -> list[int]:
+        """Return the items without which nothing runs."""
+        return self.demand.least(self.work.max_num_seqs, max_len)
+
+    def running(self, num_seqs: int, max_len: int) -> list[int]:
+        """Return the items of so many sequences of this length."""
+        return self.demand.running(num_seqs, max_len)
+
+    def wanted(self, max_len: int) -> list[int]:
+        """Return the items that all sequences can use, each of this length, with a checkpoint for each."""
+        count = self.work.max_num_seqs
+        full, *others = self.running(count, max_len)
+        kept = self.demand.checkpoint(max_len)
+        return [full + 1, *(items + count * each for items, each in zip(others, kept[1:]))]
+
+    def bytes_of(self, num_seqs: int, max_len: int) -> list[int]:
+        """Return the bytes of every kind that so many sequences of this length take."""
+        return [count * size for count, size in zip(self.running(num_seqs, max_len), self.demand.item_bytes)]
 
     def fits(self, max_len: int) -> bool:
         """Return whether sequences may be this long."""
-        return self.arena(self.least_pages(max_len)) <= self.room(max_len)
+        return self.demand.fits(self.least(max_len), self.room(max_len))
 
     def fits_half(self, max_len: int) -> bool:
         """Return whether sequences may be this long in half of what is left."""
-        return 2 * self.arena(self.least_pages(max_len)) <= self.room(max_len)
+        return self.demand.fits(self.least(max_len), self.room(max_len) // 2)
 
     def holds_all(self, max_len: int) -> bool:
         """Return whether an arena can hold all sequences that run together, each of this length."""
-        needed = max(self.work.max_num_seqs * self.kv.pages_for(max_len), self.least_pages(max_len))
-        return self.arena(needed) <= self.room(max_len)
+        running, least = self.running(self.work.max_num_seqs, max_len), self.least(max_len)
+        return self.demand.fits([max(each) for each in zip(running, least)], self.room(max_len))
 
     def among(self, max_num_seqs: int, **changes: Any) -> _Planner:
         """Return the planner of the same model for another number of sequences, and other ``changes``."""
@@ -244,7 +291,7 @@ class _Planner:
 
     def refuse_model(self) -> NoReturn:
         """Say what keeps even one token from fitting."""
-        least = self.arena(2)
+        least = self.demand.arena_bytes(self.demand.least(1, 1))
         fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).fits(1))
         if fewer:
             raise MemoryPlanError(
@@ -257,7 +304,7 @@ class _Planner:
         if on_host and self.among(self.work.max_num_seqs, host=()).fits(1):
             bare = self.among(self.work.max_num_seqs, host=())
             length = self.work.max_len or 1
-            left = bare.room(length) - bare.arena(bare.least_pages(length))
+            left = bare.room(length) - bare.demand.arena_bytes(bare.least(length))
             raise MemoryPlanError(
                 "leaves too little for the model",
                 key="kv.host_memory",
@@ -265,7 +312,7 @@ class _Planner:
                 nearest=[f"kv.host_memory={spell_bytes(left)}" if left > 0 else "kv.host_memory=null"],
             )
         if self.work.kv_bytes is not None and self.work.kv_bytes < least:
-            asked = self.arena(self.least_pages(self.work.max_len or 1))
+            asked = self.demand.arena_bytes(self.least(self.work.max_len or 1))
             raise MemoryPlanError(
                 f"even one token needs an arena of {format_bytes(least)}",
                 key="kv.memory",

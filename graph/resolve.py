@@ -17,7 +17,15 @@ from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.lock import fingerprint
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import Deployment, HardwareConfig, ModelConfig, PassesConfig, SchedulerConfig, ServeConfig
+from treadle.conf.schema import (
+    Deployment,
+    HardwareConfig,
+    KVConfig,
+    ModelConfig,
+    PassesConfig,
+    SchedulerConfig,
+    ServeConfig,
+)
 from treadle.conf.size import body_bytes, format_bytes, parse_bytes, parse_share, spell_bytes
 from treadle.graph import machine
 from treadle.graph.checkpoint import Checkpoint
@@ -105,6 +113,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             max_step_tokens=scheduler.max_step_tokens,
             memory_bytes=parse_bytes(hardware.memory),
             kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
+            checkpoints=_checkpoints(deployment.kv),
             device=hardware.device,
             host=host_rows(kv),
         ),
@@ -128,7 +137,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(kv, memory=str(plan.arena_bytes)),
+        kv=replace(kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,
@@ -244,6 +253,16 @@ def refuse_elsewhere(resolved: Resolved) -> None:
 
 def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:
     return replace(serve, max_body=str(body_bytes(max_len))) if serve.max_body == "auto" else serve
+
+
+def _checkpoints(kv: KVConfig) -> int | float | None:
+    """Return the bytes, or the share of the arena, that checkpoints may take; None: there is no bound."""
+    if not kv.prefix_cache:
+        return 0
+    if kv.checkpoints == "auto":
+        return None
+    share = parse_share(kv.checkpoints)
+    return parse_bytes(kv.checkpoints) if share is None else share
 
 
 def _refuse_cut(deployment: Deployment, plan: MemoryPlan) -> None:

@@ -80,6 +80,14 @@ class PagedKV:
         """Return how many pages hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.page_tokens)
 
+    def most_pages(self, num_tokens: int, step_tokens: int) -> int:
+        """Return the most pages that a sequence has at once until it has ``num_tokens``.
+
+        Where layers see part of the tokens: those that the first of ``step_tokens`` sees, to those of the last.
+        """
+        reach = min((each for each in (self.window, self.chunk) if each), default=num_tokens)
+        return min(self.pages_for(num_tokens), self.pages_for(reach + min(step_tokens, num_tokens)) + 1)
+
     def first_needed(self, position: int) -> int:
         """Return the earliest position that a query at ``position`` sees; no later query sees an earlier one."""
         by_window = position - self.window + 1 if self.window else 0

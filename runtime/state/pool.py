@@ -117,13 +117,17 @@ class Pool:
 
     def release(self, handles: Sequence[Handle]) -> None:
         """Drop one reference of each item; the last one frees it, and its slab if that is empty then."""
-        refs, pins = self._refs, self._pins
+        refs, pins, slabs = self._refs, self._pins, self._slab
         for handle in handles:
             left = refs[handle] - 1
             assert left >= 0, f"item {handle} of {self.name} is freed twice"
             refs[handle] = left
             if left == 0 and handle not in pins:
-                self._free(handle)
+                slab = slabs[handle]
+                slab.free.append(handle)
+                self.used -= 1
+                if not slab.queued or len(slab.free) == len(slab.handles):
+                    self._settle(slab)
         self.num_refs -= len(handles)
 
     def pin(self, handles: Iterable[Handle]) -> None:
@@ -149,7 +153,9 @@ class Pool:
             slab.pinned -= 1
             self.pinned_slabs -= slab.pinned == 0 and slab.index != TAIL
             if self._refs[handle] == 0:
-                self._free(handle)
+                slab.free.append(handle)
+                self.used -= 1
+                self._settle(slab)
 
     def reclaim(self, held: Iterable[Handle]) -> dict[str, int]:
         """Make the references exactly those of ``held`` (an item occurs once for each holder). Pins stay.
@@ -247,12 +253,6 @@ class Pool:
         slab.handles += new
         # Below what is free already, the first place on top.
         slab.free[:0] = slab.handles[: made - 1 if made else None : -1]
-
-    def _free(self, handle: Handle) -> None:
-        slab = self._slab[handle]
-        slab.free.append(handle)
-        self.used -= 1
-        self._settle(slab)
 
     def _settle(self, slab: Slab) -> None:
         """After items of a slab became free: give it back if it is empty, else remember that there is room."""

@@ -63,8 +63,12 @@ def _limits(resolved: Resolved) -> Table:
         f"of them, full ones of {plan.max_len:,} tokens that the arena holds at once", f"{plan.full_sequences:,}"
     )
     table.add_row("the most full ones, if the arena took all that is free", f"{plan.largest_num_seqs:,}")
-    table.add_row("tokens in the arena", f"{plan.num_pages * plan.kv.page_tokens:,}")
+    alone = ", if it held nothing else" if plan.state.needs_checkpoints else ""
+    table.add_row(f"tokens in the arena{alone}", f"{plan.num_pages * plan.kv.page_tokens:,}")
     table.add_row("bytes of a token's keys and values", f"{token_bytes:,.0f}")
+    if plan.state.needs_checkpoints:
+        table.add_row("bytes of a sequence beside them: windows and recurrent state", f"{plan.beside_bytes:,}")
+        table.add_row("bytes that checkpoints may take, kv.checkpoints", f"{plan.checkpoint_bytes:,}")
     if deployment.hardware.bandwidth_gbps:
         bound = deployment.hardware.bandwidth_gbps * 1e9 / token_weight_bytes(resolved.spec, plan.rows)
         table.add_row("tokens/s of one sequence that the memory bandwidth allows", f"{bound:,.0f}")

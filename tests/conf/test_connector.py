@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from treadle.conf.connector import MooncakeOptions, PeerOptions, read_connectors
+from treadle.conf.connector import MOONCAKE_CLIENT_BYTES, MooncakeOptions, PeerOptions, read_connectors
 from treadle.conf.errors import ConfigError
 from treadle.conf.load import compose
 
@@ -16,7 +16,7 @@ def test_options_become_typed() -> None:
         [{"name": "mooncake", "memory": "2GiB", "timeout_s": 1}, {"name": "peer", "peers": ["a:1", "[::1]:2"]}]
     )
     assert one.options == MooncakeOptions(memory="2GiB")
-    assert (one.timeout_s, one.host_bytes) == (1.0, 2 << 30)
+    assert (one.timeout_s, one.host_bytes) == (1.0, (2 << 30) + MOONCAKE_CLIENT_BYTES)
     assert two.options == PeerOptions(peers=("a:1", "[::1]:2"))
     assert (two.timeout_s, two.host_bytes) == (2.0, 0)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.conf.connector import MOONCAKE_CLIENT_BYTES
 from treadle.conf.errors import ConfigError
 from treadle.conf.load import compose
 from treadle.graph import host_memory, resolve
@@ -41,7 +42,8 @@ def test_on_a_cpu_the_arena_and_the_pool_share_one_memory() -> None:
 
 def test_on_a_gpu_it_is_beside_the_devices_memory() -> None:
     plan = resolved(*GPU, "kv.host_memory=8GiB", "kv.connectors=[{name:mooncake,memory:2GiB}]")
-    assert host(plan) == [("state that left the device", 8 * GIB), ("lent to the mooncake store", 2 * GIB)]
+    lent = ("mooncake: what it lends, and its process", 2 * GIB + MOONCAKE_CLIENT_BYTES)
+    assert host(plan) == [("state that left the device", 8 * GIB), lent]
     assert plan.plan.arena_bytes == resolved(*GPU).plan.arena_bytes
 
 

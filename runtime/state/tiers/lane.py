@@ -225,7 +225,7 @@ class Lane:
     def _serve(self, waiting: queue.SimpleQueue[Work | None]) -> None:
         """Do the work of a queue until it ends; runs on the lane's threads."""
         while (work := waiting.get()) is not None:
-            begin = work.begun = self._clock()
+            begin = self._clock()
             none = dict.fromkeys(work.keys, False)
             if work.settled:
                 # Given up before its turn came: the reason counts once.
@@ -244,6 +244,8 @@ class Lane:
 
     def _do(self, work: Work) -> _Outcome:
         self._open()
+        # Opening has a limit of its own.
+        work.begun = self._clock()
         if work.call == "release":
             self.store.release(work.keys)
             return _Outcome(dict.fromkeys(work.keys, True), 0.0)

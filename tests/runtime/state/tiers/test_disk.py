@@ -210,12 +210,12 @@ def test_a_writer_killed_at_any_point_loses_nothing_that_it_acknowledged(tmp_pat
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(0.02 + 0.06 * draw.random())
+        acknowledged = [int(writer.stdout.readline())]
+        time.sleep(0.08 * draw.random())
         os.kill(writer.pid, signal.SIGKILL)
-        acknowledged = [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+        acknowledged += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
         assert writer.wait() == -signal.SIGKILL
         writer.stdout.close()
-        assert acknowledged
         (tmp_path / disk._LAYOUT / "unfinished" / "stale").write_bytes(b"half")
         store = opened(tmp_path, 1 << 40)
         assert list(tmp_path.rglob("unfinished/*")) == []

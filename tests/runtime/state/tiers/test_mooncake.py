@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tiers_engine import SIZE, Engine, engine, key, located, until
@@ -18,7 +17,7 @@ from tiers_engine import SIZE, Engine, engine, key, located, until
 from treadle.conf.connector import MooncakeOptions
 from treadle.conf.errors import ConfigError
 from treadle.runtime.state.tiers import mooncake
-from treadle.runtime.state.tiers.mooncake import MooncakeStore
+from treadle.runtime.state.tiers.mooncake import MooncakeStore, master_program
 from treadle.runtime.state.tiers.mooncake_master import MooncakeMaster
 from treadle.runtime.state.tiers.store import StoreError
 from treadle.runtime.state.tiers.ticket import Where
@@ -45,15 +44,9 @@ def shared(master: str | None, limit_s: float = 20.0) -> tuple[Link, MooncakeSto
     return Link(name="mooncake", store=store, where=Where.CONNECTOR, limit_s=limit_s), store
 
 
-def program() -> Path:
-    assert PACKAGE is not None
-    assert PACKAGE.submodule_search_locations is not None
-    return Path(PACKAGE.submodule_search_locations[0]) / "mooncake_master"
-
-
 @contextmanager
 def master() -> Iterator[MooncakeMaster]:
-    made = MooncakeMaster(program())
+    made = MooncakeMaster(master_program())
     try:
         yield made
     finally:
@@ -83,7 +76,7 @@ def test_engines_share_what_sinks_and_start_a_master_where_none_is_given() -> No
 @needs_mooncake
 def test_a_master_that_hangs_and_dies_costs_misses_until_it_is_back() -> None:
     with master() as service:
-        link, _ = shared(service.address, limit_s=1.0)
+        link, _ = shared(service.address, limit_s=2.0)
         with engine(link) as e:
             e.sink(1, 2)
             until(lambda: e.tiers.stats().stores["mooncake"].calls["save"].done == 2, e.tiers)
@@ -97,7 +90,7 @@ def test_a_master_that_hangs_and_dies_costs_misses_until_it_is_back() -> None:
             assert e.sink(3, 4) == [True, True]
             assert e.fetch(3) == [True]
             assert e.fetch(2) == [False]
-            again = MooncakeMaster(program(), port=int(service.address.rpartition(":")[2]))
+            again = MooncakeMaster(master_program(), port=int(service.address.rpartition(":")[2]))
             try:
                 for n in range(5, 30):
                     e.sink(n)
@@ -112,6 +105,55 @@ def test_a_master_that_hangs_and_dies_costs_misses_until_it_is_back() -> None:
             finally:
                 e.close()
                 again.close()
+
+
+@needs_mooncake
+def test_a_master_that_hangs_while_the_client_connects_holds_nobody_up() -> None:
+    with master() as service:
+        os.kill(child_of(service._process.pid), signal.SIGSTOP)
+        with engine(shared(service.address, limit_s=0.5)[0]) as e:
+            assert located(e, 1) == [None]
+            assert e.sink(1) == [True]
+            assert e.fetch(1, 2) == [True, False]
+            assert not e.tiers.stats().stores["mooncake"].is_open
+
+
+@needs_mooncake
+def test_a_client_that_is_killed_is_started_again() -> None:
+    with master() as service:
+        link, store = shared(service.address)
+        with engine(link) as e:
+            e.sink(1, 2)
+            until(lambda: e.tiers.stats().stores["mooncake"].calls["save"].done == 2, e.tiers)
+            assert store._client is not None
+            store._client._process.kill()
+            for n in (1, 2):
+                e.tiers._pool.drop(key(n))
+            # What was in the memory that it lent is gone with it, and the call that finds out fails.
+            assert e.fetch(1) == [False]
+            saves = e.tiers.stats().stores["mooncake"].calls["save"]
+            for n in range(3, 24):
+                e.sink(n)
+                until(lambda: e.tiers._lanes["mooncake"].waiting == 0, e.tiers)
+                if e.tiers.stats().stores["mooncake"].calls["save"].done > saves.done:
+                    break
+                time.sleep(0.2)
+            e.tiers._pool.drop(key(n))
+            assert e.fetch(n) == [True]
+
+
+@needs_mooncake
+def test_objects_larger_than_the_shared_memory_make_it_grow() -> None:
+    link, store = shared(None)
+    with engine(link) as e:
+        until(lambda: e.tiers.stats().stores["mooncake"].is_open, e.tiers)
+        for n, size in enumerate((1000, 9 << 20, 1001)):
+            data = memoryview(bytearray(os.urandom(size)))
+            assert store.save([key(100 + n)], [data]) == [True]
+            back = memoryview(bytearray(size))
+            assert store.load([key(100 + n)], [back]) == [True]
+            assert back == data
+            assert store.load([key(100 + n)], [memoryview(bytearray(size + 1))]) == [False]
 
 
 @needs_mooncake
@@ -148,7 +190,7 @@ sys.stdin.read()
 
 @needs_mooncake
 def test_the_master_ends_with_an_engine_that_is_killed() -> None:
-    command = [sys.executable, "-P", "-c", OWNER, str(program())]
+    command = [sys.executable, "-P", "-c", OWNER, str(master_program())]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     assert owner.stdin is not None
@@ -172,10 +214,7 @@ def test_the_master_ends_with_an_engine_that_is_killed() -> None:
     ],
 )
 def test_what_is_missing_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch, reason: str, works: str) -> None:
-    def broken(name: str) -> ModuleType:
-        raise ImportError(reason)
-
-    monkeypatch.setattr(mooncake.importlib, "import_module", broken)
+    monkeypatch.setattr(mooncake, "import_problem", lambda: reason)
     with pytest.raises(ConfigError) as refusal:
         MooncakeStore(MooncakeOptions())
     assert works in str(refusal.value)
