@@ -137,11 +137,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(
-            kv,
-            memory=str(plan.arena_bytes),
-            checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes),
-        ),
+        kv=replace(kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
         hardware=hardware,
         passes=passes,
         scheduler=scheduler,

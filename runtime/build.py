@@ -10,8 +10,7 @@ from torch import Tensor
 
 from treadle.conf.lock import from_lock
 from treadle.conf.phase import OnPhase
-from treadle.conf.schema import KVConfig
-from treadle.conf.size import parse_bytes, parse_share
+from treadle.conf.size import parse_bytes
 from treadle.graph import ops
 from treadle.graph.buckets import SKINNY_TOKENS, assign_buckets
 from treadle.graph.build import BuildOptions, build
@@ -139,14 +138,6 @@ def weights(
     return load_weights(expressions, resolved.checkpoint, resolved.deployment.hardware.device, progress)
 
 
-def checkpoint_bytes(kv: KVConfig, arena_bytes: int) -> int | None:
-    """Return the bytes that checkpoints may take of an arena, None for what nothing else needs."""
-    if kv.checkpoints == "auto":
-        return None
-    share = parse_share(kv.checkpoints)
-    return parse_bytes(kv.checkpoints) if share is None else int(arena_bytes * share)
-
-
 def _open_tiers(resolved: Resolved, backend: Backend, arena: Arena, state: State, stream: Stream) -> Tiers | None:
     """Return where state goes that leaves the arena; the same model in the same layout finds it again."""
     deployment = resolved.deployment
@@ -179,7 +170,8 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
         max_queue=deployment.scheduler.max_queue + resolved.plan.max_num_seqs,
         overlap=bool(deployment.scheduler.overlap),
         prefix_cache=deployment.kv.prefix_cache,
-        checkpoint_bytes=checkpoint_bytes(deployment.kv, resolved.plan.arena_bytes),
+        planned_bytes={kind.name: kind.planned_bytes for kind in resolved.plan.kinds},
+        checkpoint_bytes=parse_bytes(deployment.kv.checkpoints),
         flight_bytes=min(FLIGHT_BYTES, int(deployment.kv.host_memory or 0) // 4),
         vocab=resolved.spec.vocab,
         processors=resolved.plan.processors,

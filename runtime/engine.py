@@ -238,6 +238,7 @@ class Engine:
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)
         stats.pages_used = scheduler.memory.pages_held
+        stats.pages_total = scheduler.memory.pages_total
         stats.prefix_query_tokens = scheduler.query_tokens
         stats.prefix_hit_tokens = scheduler.hit_tokens
         stats.preemptions = scheduler.preemptions

@@ -101,7 +101,7 @@ class Scheduler:
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
         # Copies, since forks join the list and the preempted leave it.
         for sequence in list(self.running):
-            if self._may_advance(sequence) and sequence.prefilling and room.left:
+            if sequence.prefilling and room.left and self._may_advance(sequence):
                 self._plan_chunk(plan, sequence, room)
         while room.left and self.waiting and self._slots:
             sequence = self.waiting[0]
@@ -168,18 +168,20 @@ class Scheduler:
 
     def _plan_decodes(self, plan: Plan) -> None:
         # A copy, since a preempted sequence leaves the list; oldest first, and victims are taken from the other end.
+        decodes = plan.decodes
         for sequence in list(self.running):
+            if sequence.slot is None or sequence.leaving or sequence.finish_reason:
+                continue
             # What is in flight may already end it; then nothing is left to compute.
-            if sequence.prefilling or sequence.remaining <= 0 or not self._may_advance(sequence):
+            if sequence.computed < sequence.prefill_end or sequence.remaining <= 0:
                 continue
-            row = len(plan.decodes)
-            if self.memory.is_full(sequence) and not self._make_room(
-                sequence, partial(self.memory.grow, sequence, row)
-            ):
-                continue
+            if sequence.computed == sequence.room:
+                take = partial(self.memory.grow, sequence, len(decodes))
+                if not self._make_room(sequence, take):
+                    continue
             sequence.computed += 1
             sequence.in_flight += 1
-            plan.decodes.append(sequence)
+            decodes.append(sequence)
 
     @staticmethod
     def _may_advance(sequence: Sequence) -> bool:

@@ -108,6 +108,8 @@ class Sequence:
         self.slot: int | None = None
         self.pages: list[int] = []
         """handles of pages of the first group of states, from its first token on"""
+        self.room = 0
+        """tokens that fit into its pages"""
         self.windows: list[Window] = []
         """those of every other group"""
         self.block: int | None = None

@@ -56,7 +56,7 @@ class StateMetrics:
         yield self._count(f"{prefix}external_prefix_cache_queries", doc, stats.external_query_tokens)
         yield self._count(f"{prefix}external_prefix_cache_hits", "Those that were found", stats.external_hit_tokens)
         doc = "Prompt tokens that did not come from the prefix cache, by reason"
-        yield self._by("treadle:prefix_cache_miss_tokens", doc, "reason", stats.prefix_missed_tokens, MISS_REASONS)
+        yield self._by("treadle:prefix_missed_tokens", doc, "reason", stats.prefix_missed_tokens, MISS_REASONS)
         yield self._gauge(
             "treadle:checkpoints", "Places of recurrent and windowed state to go on from", stats.checkpoints
         )

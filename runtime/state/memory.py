@@ -178,6 +178,7 @@ class StateMemory:
         if rest:
             sequence.pages += self.pages.take(1, sequence.id)
             self._changes.copy_after(0, leader.pages[full], sequence.pages[full])
+        sequence.room = len(sequence.pages) * self._page_tokens
         for group, source in zip(self._windows, leader.windows):
             window, holders = self._window(group, leader.prompt_len), self._holders[group]
             window.pages = source.pages[window.first - source.first : full - source.first]
@@ -204,10 +205,6 @@ class StateMemory:
         self.accounts.arrived(sequence, match.position)
         return match.position
 
-    def is_full(self, sequence: Sequence) -> bool:
-        """Whether the next token of a decoding sequence needs a page."""
-        return sequence.computed == len(sequence.pages) * self._page_tokens
-
     def grow(self, sequence: Sequence, row: int) -> bool:
         """Give a decoding sequence in row ``row`` of the step its next page; False if there is none."""
         need = {0: 1}
@@ -217,6 +214,7 @@ class StateMemory:
             return False
         first = len(sequence.pages)
         sequence.pages += self.pages.take(1, sequence.id)
+        sequence.room += self._page_tokens
         for group, window in enumerate(sequence.windows, 1):
             window.pages += self._holders[group].take(need[group], sequence.id)
         self._changes.touch(sequence, row, first, first + 1)
@@ -344,6 +342,7 @@ class StateMemory:
                 sequence.pages += self.pages.take(
                     self._room.pages_for(len(sequence.tokens)) - len(sequence.pages), sequence.id
                 )
+                sequence.room = len(sequence.pages) * self._page_tokens
                 continue
             holders = self._holders[kind]
             if takes:
@@ -388,7 +387,7 @@ class StateMemory:
         self._changes.forget(sequence)
         self.cache.leave(sequence)
         self.pages.release(sequence.pages)
-        sequence.pages = []
+        sequence.pages, sequence.room = [], 0
         for group, window in enumerate(sequence.windows, 1):
             self._holders[group].release(window.pages)
         sequence.windows = []

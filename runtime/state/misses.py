@@ -46,11 +46,13 @@ class Misses:
         end = sequence.prompt_len
         if not enabled or len(sequence.readable) < len(tokens):
             return {"opted_out": end - reached}
+        failed = min(sequence.failed, end - reached)
+        reached += failed
         evicted = max(self._evicted(tokens, match) - reached, 0)
         reached += evicted
         below = max(match.known - reached, 0)
         reached += below
-        reasons = {"evicted": evicted, "below_granularity": below}
+        reasons = {"failed": failed, "evicted": evicted, "below_granularity": below}
         if reached == match.known and end - reached <= size and self._is_known(match.deepest, tokens[reached:end]):
             return reasons | {"below_granularity": below + end - reached}
         if reached == 0:

@@ -3,7 +3,7 @@ from history_model import PAGE_TOKENS, VOCAB, Bench, answer
 from letters import LETTERS, expected, letters_llm, text
 
 from treadle.conf.errors import ConfigError
-from treadle.runtime import LLM, RequestError, SamplingParams
+from treadle.runtime import LLM, RequestError, SamplingParams, SessionHint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -272,3 +272,27 @@ def test_the_whole_way_from_overrides_to_text():
         assert second.outputs[0].text == llm.get_tokenizer().decode(second.outputs[0].token_ids)
         with pytest.raises(RequestError, match="the context holds 64"):
             llm.generate("x" * 64)
+
+
+def test_salts_sessions_and_where_cached_tokens_were():
+    with letters_llm(Bench()) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2)
+
+        def ask(prompt, **options):
+            (output,) = llm.generate(prompt, params, **options)
+            return output.num_cached_tokens, output.cached_tokens, output.missed_tokens
+
+        text = "abcdefghij"
+        assert ask(text) == (0, {}, {"cold": 10})
+        assert ask(text)[:2] == (8, {"device": 8})
+        assert ask({"prompt": text, "cache_salt": "tenant"}) == (0, {}, {"salt": 8, "cold": 2})
+        session = SessionHint(id="s", pin_s=5)
+        outputs = llm.generate([text, text], params, session=[session, None])
+        assert [output.num_cached_tokens for output in outputs] == [8, 8]
+        (nothing,) = llm.generate(text, params, session=SessionHint(id="s", prefetch=True))
+        assert (nothing.outputs[0].text, nothing.outputs[0].finish_reason) == ("", "length")
+        assert nothing.num_cached_tokens == 8
+        with pytest.raises(RequestError, match="session has 1 entries for 2 prompts"):
+            llm.generate([text, text], params, session=[session])
+        with pytest.raises(RequestError, match="cache_salt"):
+            llm.generate({"prompt": text, "cache_salt": ""}, params)

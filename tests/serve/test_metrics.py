@@ -64,6 +64,7 @@ def test_dashboards_find_their_names(start, prefix):
         suffix = "_bucket" if kind == "histogram" else ""
         assert re.search(rf'^{prefix}{name}{suffix}\{{.*model_name="fake".*\}} \S+$', text, re.MULTILINE), name
     ours = {"treadle:requests_refused_total", "treadle:steps_total", "treadle:kv_pages", "treadle:kv_pages_used"}
+    ours |= {"treadle:prefix_missed_tokens_total", "treadle:recomputed_tokens_total"}
     assert ours <= found.keys()
 
 

@@ -54,7 +54,7 @@ def test_the_second_turn_goes_on_from_the_first_and_tenants_share_nothing(client
 def test_misses_are_counted_by_reason(client, real_server):
     def counted():
         return {
-            reason: real_server.series("treadle:prefix_cache_miss_tokens_total", reason=reason)
+            reason: real_server.series("treadle:prefix_missed_tokens_total", reason=reason)
             for reason in ("cold", "below_granularity", "salt", "opted_out")
         }
 
@@ -72,7 +72,7 @@ def test_misses_are_counted_by_reason(client, real_server):
         "opted_out": length,
     }
     real_server.wait_gauge("vllm:num_requests_running", 0)
-    real_server.wait_gauge("treadle:prefix_cache_miss_tokens_total", sum(before.values()) + sum(expected.values()))
+    real_server.wait_gauge("treadle:prefix_missed_tokens_total", sum(before.values()) + sum(expected.values()))
     assert {reason: value - before[reason] for reason, value in counted().items()} == expected
 
 

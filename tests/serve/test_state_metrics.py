@@ -39,9 +39,9 @@ vllm:external_prefix_cache_hits_total 30
 vllm:kv_offload_load_bytes_total 17
 vllm:kv_offload_objects{tier="host"} 18
 vllm:kv_offload_objects{tier="disk"} 19
-treadle:prefix_cache_miss_tokens_total{reason="cold"} 5
-treadle:prefix_cache_miss_tokens_total{reason="evicted"} 6
-treadle:prefix_cache_miss_tokens_total{reason="below_granularity"} 0
+treadle:prefix_missed_tokens_total{reason="cold"} 5
+treadle:prefix_missed_tokens_total{reason="evicted"} 6
+treadle:prefix_missed_tokens_total{reason="below_granularity"} 0
 treadle:preemptions_total{state="kept"} 0
 treadle:preemptions_total{state="moved"} 2
 treadle:recomputed_tokens_total{cause="failed"} 0
@@ -87,7 +87,7 @@ def test_every_number_has_its_name_type_and_labels():
 def test_what_is_known_to_happen_is_counted_from_0():
     text = exposition(Stats())
     for name, label, values in (
-        ("prefix_cache_miss_tokens", "reason", MISS_REASONS),
+        ("prefix_missed_tokens", "reason", MISS_REASONS),
         ("preemptions", "state", PREEMPTED),
         ("recomputed_tokens", "cause", RECOMPUTE_CAUSES),
         ("session_hints", "hint", HINTS),

@@ -56,7 +56,7 @@ def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.M
     assert len(fetched) == 2
     assert cached[1] < 24
     assert cached[2] < 32
-    assert bench.engine._memory._restorer.failed_tokens > 0
+    assert bench.engine.stats().prefix_missed_tokens["failed"] == bench.engine._memory._restorer.failed_tokens > 0
     assert bench.engine._scheduler.heal() == {}
     bench.close()
 
