@@ -304,7 +304,7 @@ class _Planner:
         if on_host and self.among(self.work.max_num_seqs, host=()).fits(1):
             bare = self.among(self.work.max_num_seqs, host=())
             length = self.work.max_len or 1
-            left = bare.room(length) - bare.arena(bare.least_pages(length))
+            left = bare.room(length) - bare.demand.arena_bytes(bare.least(length))
             raise MemoryPlanError(
                 "leaves too little for the model",
                 key="kv.host_memory",
