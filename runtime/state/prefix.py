@@ -225,12 +225,12 @@ class PrefixTree:
         root = self._roots.get(salt)
         if root is None:
             return
-        for snapshot in list(root.snapshots):
+        for snapshot in [each for each in root.snapshots if not each.locks]:
             self.snapshots.drop(snapshot)
         for node in list(root.below())[:0:-1]:
             if self._is_loose(node):
                 self._trim(node, len(node.pages))
-        if not root.children:
+        if not root.children and not root.snapshots:
             del self._roots[salt]
 
     def clear(self) -> int:
