@@ -185,8 +185,10 @@ class PrefixTree:
         return None
 
     def keep(self, node: Node, snapshot: Snapshot) -> None:
-        """Put a snapshot at the end of a node."""
+        """Put a snapshot at the end of a node, whose pages are worth something from now on."""
         self.snapshots.add(node, snapshot, self._tick)
+        node.used = self._tick
+        self._offer(node)
 
     def evict_next(self, num_pages: int) -> bool:
         """Evict what was not used for longest, a snapshot or up to ``num_pages``; False if there is nothing."""
