@@ -26,7 +26,7 @@ class BuildOptions:
     dtype: str
     max_len: int
     page_tokens: int
-    separate_windows: bool = False
+    separate_windows: bool = True
     """whether layers that see part of the tokens keep them in groups of their own"""
 
 

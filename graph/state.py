@@ -186,7 +186,7 @@ class StateBuilder:
 
     dtype: str
     page_tokens: int
-    separate_windows: bool = False
+    separate_windows: bool = True
     """whether layers that see part of the tokens have groups of their own"""
     _groups: dict[tuple[int, int], list[LayerKV]] = field(default_factory=lambda: {(0, 0): []})
     _parts: list[BlockPart] = field(default_factory=list)
