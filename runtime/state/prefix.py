@@ -185,8 +185,10 @@ class PrefixTree:
         return None
 
     def keep(self, node: Node, snapshot: Snapshot) -> None:
-        """Put a snapshot at the end of a node."""
+        """Put a snapshot at the end of a node, whose pages are worth something from now on."""
         self.snapshots.add(node, snapshot, self._tick)
+        node.used = self._tick
+        self._offer(node)
 
     def evict_next(self, num_pages: int) -> bool:
         """Evict what was not used for longest, a snapshot or up to ``num_pages``; False if there is nothing."""
@@ -225,12 +227,12 @@ class PrefixTree:
         root = self._roots.get(salt)
         if root is None:
             return
-        for snapshot in list(root.snapshots):
+        for snapshot in [each for each in root.snapshots if not each.locks]:
             self.snapshots.drop(snapshot)
         for node in list(root.below())[:0:-1]:
             if self._is_loose(node):
                 self._trim(node, len(node.pages))
-        if not root.children:
+        if not root.children and not root.snapshots:
             del self._roots[salt]
 
     def clear(self) -> int:

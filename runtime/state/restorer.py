@@ -5,6 +5,7 @@ Memory is taken while a step is planned, and filled once that is launched: what 
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
@@ -24,6 +25,8 @@ from treadle.runtime.state.snapshots import NEVER, Snapshot
 from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
 from treadle.runtime.state.tiers.tiers import Tiers
 
+ASKED_PAGES = 64
+"""Pages that tiers are asked for at a time, until they have one not: most of a new prompt is never asked for."""
 PATIENCE = 64
 """Steps that a sequence waits for a connector to say what it has."""
 
@@ -128,19 +131,25 @@ class Restorer:
         digests = [*tree.digests(base.root)]
         for node in reversed([*base.path()]):
             digests += tree.digests(node)
-        behind = tokens[base.end * size : most // size * size].tobytes()
-        new = chain(digests[-1], behind, size * TOKEN_BYTES)
-        found = self._tiers.find(new)
-        if any(where is Where.PENDING for where in found) and self._is_patient(sequence):
-            return _Job(tokens, base, [], 0, [], None, [])
-        count = next((index for index, where in enumerate(found) if where is None), len(found))
-        digests += new[:count]
+        new: list[bytes] = []
+        places: list[Where | None] = []
+        for begin in range(base.end * size, most // size * size, ASKED_PAGES * size):
+            behind = tokens[begin : min(begin + ASKED_PAGES * size, most // size * size)].tobytes()
+            names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
+            found = self._tiers.find(names)
+            if Where.PENDING in found and self._is_patient(sequence):
+                return _Job(tokens, base, [], 0, [], None, [])
+            new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
+            places += found
+            if None in found:
+                break
+        digests += new
         for position, tail in self._candidates(tokens, digests, match.position, most):
             items = self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
             keys = [key for keys in items or () for key in keys]
             if all(self._tiers.find(keys)):
                 pages = new[: max(position // size - base.end, 0)]
-                return _Job(tokens, base, digests, position, pages, items, found[: len(pages)])
+                return _Job(tokens, base, digests, position, pages, items, places[: len(pages)])
         return None
 
     def _candidates(

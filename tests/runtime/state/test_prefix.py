@@ -4,6 +4,7 @@ import time
 from array import array
 
 from arenas import make_arena
+from history_model import RECURRENT
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -12,7 +13,7 @@ from treadle.graph.state import LayerKV, PagedKV, State
 from treadle.runtime.state.node import TOKEN_TYPE, Node
 from treadle.runtime.state.pool import Pool
 from treadle.runtime.state.prefix import PrefixTree
-from treadle.runtime.state.snapshots import Snapshots
+from treadle.runtime.state.snapshots import Snapshot, Snapshots
 
 PAGE = 4
 
@@ -106,6 +107,78 @@ def test_discard_forgets_what_nothing_else_needs() -> None:
     tree.discard(node)
     assert len(found(tree, [1] * 9)) == 1
     assert len(found(tree, [1] * 4 + [2] * 5)) == 2
+
+
+def test_with_snapshots_one_goes_on_only_where_one_is() -> None:
+    arena = make_arena(RECURRENT, {0: 16, 1: 4})
+    pool, blocks = arena.pools
+    tree = PrefixTree(pool, PAGE, Snapshots(arena.pools, [256, 768]), needs_snapshots=True)
+    tokens = array(TOKEN_TYPE, range(14))
+    pages = pool.take(3, "test")
+    node = tree.insert(tokens[:12], pages)
+    pool.release(pages)
+
+    def snapshot(at: Node, position: int, tail: bytes = b"", born: int = 0) -> Snapshot:
+        made = Snapshot(position, tail, (tuple(pool.take(bool(tail), "test")), tuple(blocks.take(1, "test"))), born)
+        tree.keep(at, made)
+        return made
+
+    match = tree.match(tokens)
+    assert (match.position, match.pages, match.known) == (0, [], 12)
+    checkpoint = snapshot(node, 12)
+    tail = snapshot(node, 13, tokens[12:13].tobytes(), born=5)
+    # What step 5 makes, it cannot use itself.
+    match = tree.match(tokens, now=5)
+    assert (match.position, match.snapshot, match.later, match.pages) == (12, checkpoint, 13, pages)
+    assert tree.match(tokens, now=6).snapshot is tail
+    assert tree.match(array(TOKEN_TYPE, [*range(12), 99, 99])).snapshot is checkpoint
+    # The last token is never left out of a step, and a snapshot behind it is of no use.
+    assert tree.match(tokens[:12]).position == 0
+    assert tree.match(tokens, salt="other").known == 0
+    tree.snapshots.lock(tail)
+    assert tree.evict_next(1)
+    assert (tree.snapshots.oldest, node.snapshots) == (None, [tail])
+    tree.snapshots.unlock(tail)
+    tree.drop(tail)
+    # Pages that lead to nothing go before anything else.
+    other = pool.take(1, "test")
+    tree.insert(array(TOKEN_TYPE, [7] * 4), other)
+    pool.release(other)
+    snapshot(tree.match(array(TOKEN_TYPE, [7] * 5)).deepest, 4)
+    assert tree.evict(3) == 3
+    assert tree.match(tokens).known == 0
+    assert (pool.used, blocks.used) == (1, 1)
+
+
+def test_what_has_one_salt_is_forgotten_but_for_what_is_in_use() -> None:
+    pool, tree = make_tree(16)
+    for salt in ("a", "b"):
+        pages = pool.take(2, "test")
+        tree.insert(array(TOKEN_TYPE, range(8)), pages, salt)
+        pool.release(pages)
+    node = tree.match(array(TOKEN_TYPE, range(5)), "a").node
+    tree.lock(node)
+    tree.forget("a")
+    assert tree.match(array(TOKEN_TYPE, range(9)), "a").known == 4
+    tree.unlock(node)
+    tree.forget("a")
+    assert tree.match(array(TOKEN_TYPE, range(9)), "a").known == 0
+    assert tree.match(array(TOKEN_TYPE, range(9)), "b").known == 8
+    assert pool.used == 2
+
+
+def test_digests_survive_splits_and_evictions() -> None:
+    pool, tree = make_tree(16)
+    pages = remember(pool, tree, list(range(16)))
+    node = tree.match(array(TOKEN_TYPE, range(17))).deepest
+    whole = tree.digests(node)[:]
+    assert len(whole) == len(pages) == 4
+    upper = tree.match(array(TOKEN_TYPE, range(9))).deepest
+    assert (tree.digests(upper), tree.digests(node)) == (whole[:2], whole[2:])
+    tree.evict(1)
+    assert tree.digests(node) == whole[2:3]
+    assert tree.find(array(TOKEN_TYPE, range(16)), 3, None) is node
+    assert tree.find(array(TOKEN_TYPE, range(16)), 4, None) is None
 
 
 def test_a_long_prompt_is_found_quickly() -> None:
