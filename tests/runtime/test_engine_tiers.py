@@ -6,15 +6,15 @@ import pytest
 from history_model import STATES, VOCAB, Bench, answer
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("overlap", "prefix_cache"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("name", sorted(STATES))
-def test_requests_that_do_not_fit_together_are_computed_once(name: str, overlap: bool) -> None:
-    """Memory for 2.2 sequences, eight of which want to run: PAINS."""
+def test_requests_that_do_not_fit_together_are_computed_once(name: str, overlap: bool, prefix_cache: bool) -> None:
+    """Memory for 2.2 sequences, eight of which want to run."""
     prompts = {f"r{n}": [(n * 7 + i * i) % VOCAB for i in range(40)] for n in range(8)}
     num_pages, others = (20, 4) if name == "hybrid" else (44, 9)
     bench = Bench(
         state=STATES[name], num_pages=num_pages, others=others, overlap=overlap, max_num_seqs=8, host_bytes=1 << 20,
-        max_len=84,
+        max_len=84, prefix_cache=prefix_cache,
     )  # fmt: skip
     for request, prompt in prompts.items():
         bench.add(request, prompt, max_tokens=40)
