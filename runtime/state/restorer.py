@@ -132,6 +132,7 @@ class Restorer:
         for node in reversed([*base.path()]):
             digests += tree.digests(node)
         new: list[bytes] = []
+        places: list[Where | None] = []
         for begin in range(base.end * size, most // size * size, ASKED_PAGES * size):
             behind = tokens[begin : min(begin + ASKED_PAGES * size, most // size * size)].tobytes()
             names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
@@ -139,6 +140,7 @@ class Restorer:
             if Where.PENDING in found and self._is_patient(sequence):
                 return _Job(tokens, base, [], 0, [], None, [])
             new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
+            places += found
             if None in found:
                 break
         digests += new
@@ -147,7 +149,7 @@ class Restorer:
             keys = [key for keys in items or () for key in keys]
             if all(self._tiers.find(keys)):
                 pages = new[: max(position // size - base.end, 0)]
-                return _Job(tokens, base, digests, position, pages, items, found[: len(pages)])
+                return _Job(tokens, base, digests, position, pages, items, places[: len(pages)])
         return None
 
     def _candidates(
