@@ -26,8 +26,6 @@ class BuildOptions:
     dtype: str
     max_len: int
     page_tokens: int
-    separate_windows: bool = True
-    """whether layers that see part of the tokens keep them in groups of their own"""
 
 
 class ModelContext:
@@ -37,7 +35,7 @@ class ModelContext:
         self.spec, self.tensors, self.options = spec, tensors, options
         self.shapes = Shapes()
         self.dtype: torch.dtype = getattr(torch, options.dtype)
-        self.states = StateBuilder(options.dtype, options.page_tokens, options.separate_windows)
+        self.states = StateBuilder(options.dtype, options.page_tokens)
         self.kv_of_layer: dict[int, tuple[Attention, Slot]] = {}
         """the attention, and its keys and values, of each layer that has its own"""
 

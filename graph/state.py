@@ -186,14 +186,12 @@ class StateBuilder:
 
     dtype: str
     page_tokens: int
-    separate_windows: bool = True
-    """whether layers that see part of the tokens have groups of their own"""
     _groups: dict[tuple[int, int], list[LayerKV]] = field(default_factory=lambda: {(0, 0): []})
     _parts: list[BlockPart] = field(default_factory=list)
 
     def append(self, layer: LayerKV, window: int = 0, chunk: int = 0) -> Slot:
         """Return the slot of what a layer appends for every token and reads as far as ``window`` and ``chunk`` say."""
-        key = (window, chunk) if self.separate_windows else (0, 0)
+        key = (window, chunk)
         layers = self._groups.setdefault(key, [])
         layers.append(layer)
         return Slot(list(self._groups).index(key), len(layers) - 1)

@@ -8,8 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from treadle.runtime.completion import RequestMetrics
-from treadle.runtime.request import Abort, Output, Request, RequestError
-from treadle.runtime.scheduler import QueueFull
+from treadle.runtime.request import Abort, Output, QueueFull, Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
 from treadle.runtime.text.tokenizer import Tokenizer
 

@@ -27,6 +27,7 @@ from treadle.runtime.request import (
     Abort,
     FinishReason,
     Output,
+    QueueFull,
     Request,
     RequestError,
     Stats,
@@ -35,7 +36,7 @@ from treadle.runtime.request import (
     check_choice,
 )
 from treadle.runtime.sampler import Samples, Scores
-from treadle.runtime.scheduler import QueueFull, Scheduler
+from treadle.runtime.scheduler import Scheduler
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.checkpoints import CheckpointPolicy

@@ -32,6 +32,10 @@ MAX_SALT = 512
 MAX_PIN_S = 3600.0
 
 
+class QueueFull(RuntimeError):
+    """The bounded queue takes no more requests now (HTTP 429); says its length."""
+
+
 class SessionHint(msgspec.Struct, kw_only=True, frozen=True):
     """What a client knows about the next turn of its session. Hints: they change when an answer comes, never what.
 

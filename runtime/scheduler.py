@@ -16,11 +16,6 @@ from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.memory import StateMemory
 
-
-class QueueFull(RuntimeError):
-    """The bounded queue takes no more requests now (HTTP 429); says its length."""
-
-
 DECODES_A_PROMPT = 16
 """so many answers under way for each prompt to compute, or a single prompt, and prompts are cut small"""
 

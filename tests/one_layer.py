@@ -43,7 +43,7 @@ def run(spec: ModelSpec, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                     seq_ids=torch.zeros(count, dtype=torch.int32),
                     q_starts=torch.tensor([0, count], dtype=torch.int32),
                     kv_lens=torch.tensor([end], dtype=torch.int32),
-                    page_tables=torch.zeros(1, 1, 16, dtype=torch.int32),
+                    page_tables=torch.zeros(executable.num_groups, 1, 16, dtype=torch.int32),
                     blocks=torch.zeros(1, dtype=torch.int32),
                     logit_rows=torch.arange(count),
                 )

@@ -15,19 +15,15 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_windows_share_pages_with_the_rest_or_have_a_group_of_their_own() -> None:
+def test_windows_have_a_group_of_their_own() -> None:
     spec = load_spec("gemma3_text", CONFIG)
-    together = state_of(spec, expected(spec), StateBuilder("bfloat16", 16))
-    assert [len(group.layers) for group in together.groups] == [6]
-    assert not together.needs_checkpoints
-    apart = state_of(spec, expected(spec), StateBuilder("bfloat16", 16, separate_windows=True))
+    apart = state_of(spec, expected(spec), StateBuilder("bfloat16", 16))
     assert [(group.window, len(group.layers)) for group in apart.groups] == [(0, 1), (20, 5)]
     assert apart.needs_checkpoints
-    assert sum(group.page_bytes for group in apart.groups) == together.full.page_bytes
 
 
 def test_the_first_token_that_a_query_sees() -> None:
-    made = StateBuilder("float32", 4, separate_windows=True)
+    made = StateBuilder("float32", 4)
     layer = LayerKV(kv_heads=1, k_dim=8, v_dim=8)
     assert [made.append(layer, *reach) for reach in ((5, 0), (0, 8), (0, 0), (5, 0))] == [
         Slot(1, 0), Slot(2, 0), Slot(0, 0), Slot(1, 1),

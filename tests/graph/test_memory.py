@@ -314,7 +314,8 @@ def test_a_plan_never_takes_more_than_there_is(memory: int, length: int, seqs: i
 
 
 def test_state_lists_layers_in_order() -> None:
-    spec = load_spec("gemma3_text", {**LLAMA_8B, "num_hidden_layers": 2, "head_dim": 64})
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    spec = load_spec("gemma3_text", {**LLAMA_8B, **layers, "head_dim": 64})
     state = state_of(spec, {}, StateBuilder("float32", 8)).full
     assert [(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in state.layers] == [(8, 64, 64)] * 2
 

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,16 @@ from rich.console import Console
 from treadle.conf.errors import ConfigError
 from treadle.conf.load import compose
 from treadle.conf.size import parse_bytes
-from treadle.graph import layer_state, memory
+from treadle.graph import layer_state
 from treadle.graph.checkpoint import Checkpoint
+from treadle.graph.demand import Demand
 from treadle.graph.family import family_for, load_spec
 from treadle.graph.layer_state import Kept
 from treadle.graph.memory import MemoryPlan, MemoryPlanError, Workload, plan_memory
 from treadle.graph.resolve import resolve
 from treadle.graph.source import DummySource
 from treadle.graph.spec import Mlp
-from treadle.graph.state import BlockPart, StateBuilder
+from treadle.graph.state import BlockPart
 from treadle.serve.commands.memory import run
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -51,10 +51,9 @@ PART = 32 * 64 * 64 * 4
 
 @pytest.fixture(autouse=True)
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give windowed layers pages of their own, and every layer half a MiB that it keeps besides."""
+    """Give every layer half a MiB that it keeps besides."""
     part = BlockPart(kind="delta", shape=(32, 64, 64), dtype="float32")
     monkeypatch.setitem(layer_state.KEEPS, Mlp, lambda op, weights: Kept(appended={}, parts={"state": part}))
-    monkeypatch.setattr(memory, "StateBuilder", partial(StateBuilder, separate_windows=True))
 
 
 def plan(**changes: Any) -> MemoryPlan:
@@ -97,7 +96,7 @@ def test_an_arena_that_nobody_chose_has_room_for_checkpoints_on_a_cpu() -> None:
 
 def test_what_is_promised_fits_and_no_more() -> None:
     made = plan(kv_bytes=80 * MIB)
-    demand = memory.Demand(made.state, 256)
+    demand = Demand(made.state, 256)
     assert 1 <= made.full_sequences < 8
     assert demand.fits(demand.running(made.full_sequences, 4096), made.arena_bytes)
     assert not demand.fits(demand.running(made.full_sequences + 1, 4096), made.arena_bytes)
@@ -130,10 +129,11 @@ def test_too_long_names_a_length_that_works() -> None:
     assert 4096 < longest < 32768
 
 
-def test_windows_make_long_sequences_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    apart = plan(kv_bytes=60 * MIB, max_len=None).largest_context
-    monkeypatch.setattr(memory, "StateBuilder", StateBuilder)
-    assert apart > 3 * plan(kv_bytes=60 * MIB, max_len=None).largest_context
+def test_windows_make_long_sequences_cheap() -> None:
+    unseen = load_spec(family_for(CONFIG), {**CONFIG, "layer_types": ["full_attention"] * 12})
+    tight = replace(WORK, kv_bytes=60 * MIB, max_len=None)
+    whole = plan_memory(unseen, WEIGHTS, tight).largest_context
+    assert plan(kv_bytes=60 * MIB, max_len=None).largest_context > 3 * whole
 
 
 def test_checkpoints_are_bounded() -> None:

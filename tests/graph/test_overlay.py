@@ -38,7 +38,7 @@ def test_keys_of_a_family_are_those_of_all_its_variants(tmp_path):
         refuse_unread({"facter": 2}, {}, "odd", [tmp_path])
 
 
-WITHOUT_ROPE = {"falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h"}
+WITHOUT_ROPE = {"falcon_mamba", "inkling_text", "jamba", "mamba", "mamba2", "nemotron_h", "rwkv"}
 
 
 @pytest.mark.parametrize("family", known_families())

@@ -156,9 +156,10 @@ def test_index_and_files_that_disagree(sharded: Path) -> None:
         open_source(sharded)
 
 
-def test_integers_are_refused_when_read(single: Path) -> None:
-    save_file({"n": torch.arange(3)}, single / "model.safetensors")
+def test_tables_of_ids_are_read_and_other_integers_refused(single: Path) -> None:
+    save_file({"ids": torch.arange(3), "n": torch.arange(3, dtype=torch.int16)}, single / "model.safetensors")
     source = DirectorySource(single)
-    assert source.tensors["n"].dtype == "int64"
-    with pytest.raises(SourceError, match="n is int64"):
+    assert source.tensors["n"].dtype == "int16"
+    assert source.read("ids").tolist() == [0, 1, 2]
+    with pytest.raises(SourceError, match="n is int16"):
         source.read("n")

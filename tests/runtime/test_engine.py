@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from treadle.kernels.backend.cpu import CpuBackend
 from treadle.runtime.engine import EngineDied, EngineSettings
-from treadle.runtime.request import Abort, RequestError
-from treadle.runtime.scheduler import QueueFull
+from treadle.runtime.request import Abort, QueueFull, RequestError
 from treadle.runtime.state.arena import Arena, ArenaError
 from treadle.runtime.state.memory import arena_kinds
 
