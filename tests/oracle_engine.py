@@ -25,8 +25,8 @@ DISTINCT = (
     "deepseek-v2", "deepseek-v3-options", "minicpm3", "deepseek-v32", "glm-moe-dsa", "axk2-groups", "longcat-flash",
     "kimi-linear", "gemma4-shared", "gemma4-moe", "hy-v4-options", "deepseek-v4", "minimax-m3-options",
     "qwen3-next", "qwen3-5-moe-options", "olmo-hybrid-options", "bamba-options", "falcon-h1", "granitemoehybrid",
-    "jamba", "mamba", "falcon-mamba", "mamba2", "nemotron-h", "lfm2", "lfm2-moe", "minimax", "inkling", "recurrent-gemma",
-    "rwkv",
+    "jamba", "mamba", "falcon-mamba", "mamba2", "nemotron-h", "lfm2", "lfm2-moe", "minimax", "inkling",
+    "recurrent-gemma", "rwkv",
 )  # fmt: skip
 """Every way to attend, to know positions, to sum residuals and to choose experts, each once."""
 
