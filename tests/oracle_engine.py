@@ -25,6 +25,9 @@ DISTINCT = (
     "dbrx-options", "ernie4-5-moe", "afmoe", "laguna", "cohere2-moe", "llama4-options",
     "deepseek-v2", "deepseek-v3-options", "minicpm3", "deepseek-v32", "glm-moe-dsa", "axk2-groups", "longcat-flash",
     "kimi-linear", "gemma4-shared", "gemma4-moe", "hy-v4-options", "deepseek-v4", "minimax-m3-options",
+    "qwen3-next", "qwen3-5-moe-options", "olmo-hybrid-options", "bamba-options", "falcon-h1", "granitemoehybrid",
+    "jamba", "mamba", "falcon-mamba", "mamba2", "nemotron-h", "lfm2", "lfm2-moe", "minimax", "inkling",
+    "recurrent-gemma", "rwkv",
 )  # fmt: skip
 """Every way to attend, to know positions, to sum residuals and to choose experts, each once."""
 
@@ -79,12 +82,21 @@ def scored(engine: Engine, prompt: list[int], tag: str) -> list[TokenLogprob]:
     return found[-1].prompt_logprobs or []
 
 
+def check_next_turn(engine: Engine, case: Tiny, last: int = 4) -> None:
+    """Go on from the end of an answer: models with checkpoints have one there, however short the prompt is."""
+    begun = greedy(engine, case.prompts, "begun", NEW_TOKENS - last)
+    assert begun == [tokens[:-last] for tokens in case.tokens]
+    hits = engine.stats().prefix_hit_tokens
+    turns = [prompt + answer for prompt, answer in zip(case.prompts, begun)]
+    assert greedy(engine, turns, "next", last) == [tokens[-last:] for tokens in case.tokens]
+    assert engine.stats().prefix_hit_tokens > hits
+
+
 def check(case: Tiny, overrides: Sequence[str]) -> None:
     with engine_of(case, overrides) as engine:
         assert greedy(engine, case.prompts, "cold") == case.tokens
-        hits = engine.stats().prefix_hit_tokens
         assert greedy(engine, case.prompts, "warm") == case.tokens
-        assert engine.stats().prefix_hit_tokens > hits
+        check_next_turn(engine, case)
         # every prefix asked for alone: what each row of the prompt gives, through chunks and prefix hits
         for index, (prompt, logits) in enumerate(zip(case.prompts, case.logits)):
             for length in range(1, len(prompt), 5):
