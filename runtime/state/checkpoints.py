@@ -26,9 +26,10 @@ class CheckpointPolicy:
         inside = sorted((each for each in boundaries if each < end - 1), reverse=True)
         near = inside[:1] if inside and end - 1 - inside[0] < self.least_tokens else [end - 1]
         spaced = [self.first_spaced << power for power in range((end // self.first_spaced).bit_length())]
-        # Those that serve most come first, others keep their distance from them.
+        # Those that serve most come first, others keep their distance from them: where prompts were seen to part, many
+        # may go on; where this one ends, one will.
         stops = list[int]()
-        for wanted in (*near, *inside, known, *spaced):
+        for wanted in (known, *near, *inside, *spaced):
             stop = self._floor(wanted)
             if position + self.least_tokens <= stop < end and all(abs(stop - e) >= self.least_tokens for e in stops):
                 stops.append(stop)

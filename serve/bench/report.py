@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -61,6 +62,8 @@ def _against(figure: FigureResult, other: float | None) -> str | Text:
     if other is None:
         return ""
     ratio = figure.ratio(other)
+    if math.isinf(ratio):
+        return Text(_number(other), style="green")
     return Text.assemble(f"{_number(other)} ", (f"{ratio:.2f}x", "green" if ratio >= 1 else "red"))
 
 

@@ -68,6 +68,8 @@ class CallStats:
     timeouts: int = 0
     corrupt: int = 0
     """objects whose bytes were not those that were saved"""
+    failed: int = 0
+    """keys whose call has ended without them"""
     held_off: int = 0
     """keys not asked about because the breaker was open or too much waited"""
     seconds: float = 0.0
@@ -211,6 +213,7 @@ class Lane:
         stats, breaker = self.stats[work.call], self._breakers[work.call]
         work.settled, work.outcome = True, outcome.done
         stats.done += sum(outcome.done.values())
+        stats.failed += len(work.keys) - sum(outcome.done.values())
         stats.num_bytes += outcome.num_bytes
         stats.seconds += outcome.seconds
         stats.errors += outcome.raised

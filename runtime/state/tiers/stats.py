@@ -132,9 +132,9 @@ def _store_metrics(store: StoreStats, tier: Mapping[str, str]) -> Iterator[Metri
     yield Metric("kv_offload_tiering_write_time", "Seconds in saves.", "counter", save.seconds, tier)
     yield Metric("kv_offload_tiering_block_hits", "Objects loaded.", "counter", load.done, tier)
     doc = "Objects asked for that a store did not give."
-    yield Metric("kv_offload_tiering_promotion_job_failures", doc, "counter", load.keys - load.done, tier)
+    yield Metric("kv_offload_tiering_promotion_job_failures", doc, "counter", load.failed, tier)
     doc = "Objects that a store did not take."
-    yield Metric("kv_offload_tiering_cascade_job_failures", doc, "counter", save.keys - save.done, tier)
+    yield Metric("kv_offload_tiering_cascade_job_failures", doc, "counter", save.failed, tier)
     yield Metric("kv_offload_stores_skipped", "Objects not offered to a store.", "counter", save.held_off, tier)
     yield Metric("kv_offload_tiering_lookups", "Objects looked for in a store.", "counter", lookup.keys, tier)
     doc = "Objects whose bytes were not those that were saved."

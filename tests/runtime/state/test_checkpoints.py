@@ -30,8 +30,9 @@ def test_where_chunks_end(position: int, end: int, known: int, boundaries: tuple
     assert FINE.stops(position, end, known, boundaries) == stops
 
 
-def test_checkpoints_keep_their_distance_and_the_prompts_end_comes_first() -> None:
+def test_checkpoints_keep_their_distance_and_where_prompts_part_comes_first() -> None:
     policy = CheckpointPolicy(page_tokens=4, least_tokens=16, first_spaced=32)
-    assert policy.stops(0, 45, known=36) == [44]
+    assert policy.stops(0, 45, known=36) == [36]
+    assert policy.stops(36, 45, known=36) == []
     assert policy.stops(0, 61, known=24) == [60, 24]
     assert policy.stops(40, 50) == []
