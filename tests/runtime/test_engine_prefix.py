@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from history_model import HYBRID, PAGE_TOKENS, STATE, VOCAB, Bench, answer
 
 
@@ -57,6 +59,22 @@ def test_a_hybrid_counts_what_lies_behind_its_last_checkpoint() -> None:
     bench.add("c", [*stem, 3, 3, 3], max_tokens=1)
     bench.run()
     assert missed(bench) == {"cold": 38 + 5, "below_granularity": 28, "evicted": 28}
+    bench.close()
+
+
+def test_a_common_beginning_is_found_from_the_third_request_on_however_short_the_rest_is() -> None:
+    stem = [(i * 7) % VOCAB for i in range(200)]
+    bench = Bench(state=HYBRID)
+    cache = bench.engine._scheduler.memory.cache
+    cache.policy = replace(cache.policy, least_tokens=64)
+    found = []
+    for own in range(4):
+        prompt = [*stem, *[own + 1] * 10]
+        bench.add(str(own), prompt, max_tokens=2)
+        bench.run()
+        assert bench.tokens(str(own)) == answer(prompt, 2)
+        found.append(bench.outputs[str(own)][0].num_cached_tokens)
+    assert found == [0, 0, 200, 200]
     bench.close()
 
 
