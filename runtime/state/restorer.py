@@ -122,7 +122,8 @@ class Restorer:
 
     def _look(self, sequence: Sequence) -> _Job | None:
         """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing."""
-        tokens, salt = sequence.readable, self._cache.salt(sequence)
+        # A copy, since a stop string may cut the sequence's own meanwhile.
+        tokens, salt = sequence.readable[:], self._cache.salt(sequence)
         match = self._cache.tree.match(tokens, salt)
         most = max(len(tokens) - 1, 0)
         tree, base, size = self._cache.tree, match.deepest, self._page_tokens
@@ -174,7 +175,9 @@ class Restorer:
             holders = self._holders.get(kind)
             take = self._arena.pool(kind).take if holders is None else holders.take
             job.taken[kind] = take(count, sequence.id)
-            self._arena.pool(kind).pin(job.taken[kind])
+        # Not before all are there: what is pinned cannot make way for items of another kind.
+        for pool, handles in zip(self._arena.pools, job.taken):
+            pool.pin(handles)
         self._jobs[sequence] = job
 
     def _fetch(self, job: _Job) -> None:
