@@ -67,7 +67,6 @@ class Restorer:
         self._arena, self._cache, self._holders, self._tiers, self._sinker = arena, cache, holders, tiers, sinker
         self._page_tokens, self._needs_snapshots = state.page_tokens, state.needs_checkpoints
         self._jobs: dict[Sequence, _Job] = {}
-        self._asked: dict[Sequence, int] = {}
         self.restored_tokens = 0
         """tokens that did not have to be computed again"""
         self.failed_tokens = 0
@@ -87,8 +86,7 @@ class Restorer:
         job = self._look(sequence)
         if job is not None and not job.position:
             return True
-        sequence.asked = True
-        self._asked.pop(sequence, None)
+        sequence.asked, sequence.patience = True, 0
         if job is None:
             return False
         self._cache.tree.lock(job.base)
@@ -124,7 +122,8 @@ class Restorer:
 
     def _look(self, sequence: Sequence) -> _Job | None:
         """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing."""
-        tokens, salt = sequence.readable, self._cache.salt(sequence)
+        # A copy, since a stop string may cut the sequence's own meanwhile.
+        tokens, salt = sequence.readable[:], self._cache.salt(sequence)
         match = self._cache.tree.match(tokens, salt)
         most = max(len(tokens) - 1, 0)
         tree, base, size = self._cache.tree, match.deepest, self._page_tokens
@@ -167,11 +166,8 @@ class Restorer:
             yield page * size, b""
 
     def _is_patient(self, sequence: Sequence) -> bool:
-        self._asked[sequence] = self._asked.get(sequence, 0) + 1
-        if self._asked[sequence] < PATIENCE:
-            return True
-        del self._asked[sequence]
-        return False
+        sequence.patience += 1
+        return sequence.patience < PATIENCE
 
     def _take(self, sequence: Sequence, job: _Job) -> None:
         job.taken = [[] for _ in self._arena.pools]
@@ -179,7 +175,9 @@ class Restorer:
             holders = self._holders.get(kind)
             take = self._arena.pool(kind).take if holders is None else holders.take
             job.taken[kind] = take(count, sequence.id)
-            self._arena.pool(kind).pin(job.taken[kind])
+        # Not before all are there: what is pinned cannot make way for items of another kind.
+        for pool, handles in zip(self._arena.pools, job.taken):
+            pool.pin(handles)
         self._jobs[sequence] = job
 
     def _fetch(self, job: _Job) -> None:

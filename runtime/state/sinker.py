@@ -19,6 +19,8 @@ from treadle.runtime.state.tiers.tiers import Tiers
 
 MOST_KNOWN = 1 << 16
 """Pages behind which the tails that tiers have are remembered."""
+MOST_TAILS = 64
+"""Tails behind one page, the latest: all short prompts are behind none, and each is tried for a new one."""
 
 
 @dataclass
@@ -42,8 +44,8 @@ class Sinker:
         self._jobs: list[_Job] = []
         self._bytes = 0
         self._sunk: set[Handle] = set()
-        self.tails: dict[bytes, set[bytes]] = {}
-        """tails of snapshots that tiers were given, by the digest of the page before them"""
+        self.tails: dict[bytes, dict[bytes, None]] = {}
+        """tails of snapshots that tiers were given, by the digest of the page before them; the latest last"""
         self.promised = 0
         """pages that can be evicted once they have arrived"""
         cache.tree.on_release(lambda node, keep: self._sunk.difference_update(node.pages[keep:]))
@@ -145,6 +147,10 @@ class Sinker:
         self._unlock(job.node, job.snapshot)
 
     def _note_tail(self, digest: bytes, tail: bytes) -> None:
-        if len(self.tails) >= MOST_KNOWN:
+        if digest not in self.tails and len(self.tails) >= MOST_KNOWN:
             del self.tails[next(iter(self.tails))]
-        self.tails.setdefault(digest, set()).add(tail)
+        behind = self.tails.setdefault(digest, {})
+        behind.pop(tail, None)
+        if len(behind) >= MOST_TAILS:
+            del behind[next(iter(behind))]
+        behind[tail] = None

@@ -47,7 +47,9 @@ class DiskStore:
     def open(self, scope: Scope) -> None:
         """Remove what a killed process left unfinished, and learn what is there."""
         for name in os.listdir(self._folder / "unfinished"):
-            (self._folder / "unfinished" / name).unlink(missing_ok=True)
+            # What nobody here made may be no file.
+            with contextlib.suppress(OSError):
+                (self._folder / "unfinished" / name).unlink(missing_ok=True)
         found = sorted(self._scan(), key=lambda item: item[2])
         with self._lock:
             self._scope = scope.namespace
@@ -174,9 +176,11 @@ class DiskStore:
     def _scan(self) -> Iterator[tuple[bytes, bytes, int, int]]:
         """Yield namespace, key, time of last use and length of every object's file."""
         for scope in os.listdir(self._folder):
-            if (name := _unhex(scope)) is None:
+            if (name := _unhex(scope)) is None or not (self._folder / scope).is_dir():
                 continue
             for part in os.listdir(self._folder / scope):
+                if not (self._folder / scope / part).is_dir():
+                    continue
                 with os.scandir(self._folder / scope / part) as entries:
                     for entry in entries:
                         key = _unhex(entry.name)

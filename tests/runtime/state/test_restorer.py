@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from array import array
+from collections.abc import Sequence as Ordered
 
 import pytest
+from arenas import make_arena
 from history_model import STATES, VOCAB, Bench, answer
 
+from treadle.runtime.request import Abort, Request, SamplingParams
+from treadle.runtime.sequence import Sequence
+from treadle.runtime.state.node import TOKEN_TYPE, Node
+from treadle.runtime.state.restorer import Restorer, _Job
 from treadle.runtime.state.tiers.ticket import Object, Ticket
+
+REQUEST = Request(id="r", prompt=[1], params=SamplingParams())
 
 
 def conversation(bench: Bench, turns: int) -> list[int]:
@@ -41,7 +50,7 @@ def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.M
     fetch = tiers.fetch
     fetched = []
 
-    def failing(objects: Sequence[Object]) -> Ticket:
+    def failing(objects: Ordered[Object]) -> Ticket:
         ticket = fetch(objects)
         settle = ticket.settle
         bad = {"all": range(len(objects)), "first": [0], "last": [len(objects) - 1]}[lost]
@@ -70,3 +79,46 @@ def test_another_salt_finds_nothing() -> None:
         bench.engine._scheduler.memory.cache.tree.clear()
     assert [bench.outputs[name][0].num_cached_tokens for name in "abc"] == [0, 0, 20]
     bench.close()
+
+
+def test_a_stop_string_may_cut_a_request_whose_state_is_on_its_way_back() -> None:
+    bench = Bench(host_bytes=1 << 18, overlap=False)
+    bench.add("a", [3, 1, 4, 1, 5], max_tokens=40)
+    while len(bench.outputs.get("a", [])) < 20:
+        bench.step()
+    scheduler, memory = bench.engine._scheduler, bench.engine._memory
+    scheduler._preempt(scheduler.running[0])
+    (sequence,) = scheduler.waiting
+    while memory._sinker.busy:
+        memory.poll([])
+    memory.cache.tree.clear()
+    bench.step()
+    assert sequence in memory._restorer._jobs
+    bench.engine.abort(Abort(id="a", keep=2))
+    bench.run()
+    assert bench.reason("a") == "stop"
+    bench.add("b", [3, 1, 4, 1, 5], max_tokens=9)
+    bench.run()
+    assert bench.tokens("b") == answer([3, 1, 4, 1, 5], 9)
+    bench.close()
+
+
+def test_what_fits_together_can_be_taken_wherever_it_lies() -> None:
+    """Pages that are waited for may lie in the slab that a block needs."""
+    rng, state, taken = random.Random(2), STATES["hybrid"], 0
+    for _ in range(600):
+        arena = make_arena(state, {0: rng.randint(5, 40), 1: rng.randint(2, 12), 2: rng.randint(2, 12), 3: 6})
+        for pool in rng.sample(arena.pools, len(arena.pools)) * rng.randint(1, 3):
+            held = pool.take(rng.randint(0, max(arena.available(pool.kind), 0)), "x")
+            rng.shuffle(held)
+            cut = rng.randint(0, len(held) // 2)
+            pool.release(held[cut:])
+            pool.pin(held[: rng.choice([0, cut // 2, cut])])
+        items = [[b"key"] * rng.choice([0, 1, 1, 2]) for _ in arena.pools]
+        job = _Job(array(TOKEN_TYPE), Node(b"", [], None), [], 1, [], items, [])
+        if arena.can_take(job.need()):
+            restorer = Restorer(arena, None, {}, None, None, state)  # type: ignore[arg-type]
+            restorer._take(Sequence(REQUEST, order=0, max_tokens=1, seed=0, arrival_s=0.0), job)
+            assert [len(handles) for handles in job.taken] == [*map(len, items)]
+            taken += 1
+    assert taken > 100

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from history_model import STATES, VOCAB, Bench, answer
+
+from treadle.runtime.state.node import TOKEN_TYPE
+from treadle.runtime.state.sinker import MOST_TAILS
 
 
 @pytest.mark.parametrize("name", sorted(STATES))
@@ -56,4 +61,19 @@ def test_a_host_too_small_costs_time_and_nothing_else() -> None:
         assert bench.tokens(name) == answer(prompt, 20)
     stats = bench.engine.stats()
     assert sum(bench.model.step_tokens) - 6 * 43 == sum(stats.recomputed_tokens.values()) > 0
+    bench.close()
+
+
+def test_of_many_short_prompts_the_latest_tails_are_known() -> None:
+    """All are behind no page: a lookup tries each, so that they must not grow without end."""
+    bench = Bench(state=STATES["recurrent"], host_bytes=1 << 20)
+    sinker = bench.engine._memory._sinker
+    prompts = [[n % VOCAB, n // VOCAB] for n in range(MOST_TAILS + 20)]
+    for n, prompt in enumerate(prompts):
+        bench.add(f"{n}", prompt, max_tokens=2)
+        bench.run()
+    (tails,) = sinker.tails.values()
+    assert len(tails) == MOST_TAILS
+    latest = array(TOKEN_TYPE, [*prompts[-1], *answer(prompts[-1], 1)]).tobytes()
+    assert list(tails)[-1] == latest
     bench.close()

@@ -182,10 +182,14 @@ def test_strange_files_are_left_alone(tmp_path: Path) -> None:
     folder = files(tmp_path)[0].parent
     (folder / "README").write_text("not ours")
     (folder / ("zz" * 16)).write_text("no key")
+    (folder.parent / "README").write_text("no folder")
     (tmp_path / disk._LAYOUT / "notes").mkdir()
+    (tmp_path / disk._LAYOUT / ("ab" * 16)).write_text("no model")
+    (tmp_path / disk._LAYOUT / "unfinished" / "kept").mkdir()
     store.close()
     again = opened(tmp_path)
     assert again.usage() == (SIZE, 1)
+    assert load(again, 1) == "good"
     assert (folder / "README").exists()
 
 
