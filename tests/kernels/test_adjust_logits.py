@@ -8,7 +8,7 @@ from controls import random_controls
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from treadle.graph.packet import MAX_BAD_TOKENS, Column, Control
+from treadle.graph.packet import MAX_BAD_TOKENS, SLOT_WIDTH, Column, Control
 from treadle.kernels.adjust_logits import MAX_COUNT, Controls, adjust_logits, new_controls, note_tokens
 
 VOCAB = 70
@@ -62,7 +62,7 @@ def test_every_token_is_accounted_for(seed: int) -> None:
 
 
 def test_repetition_is_transformers() -> None:
-    controls = new_controls(torch.zeros(2, 48, dtype=torch.int64), VOCAB)
+    controls = new_controls(torch.zeros(2, SLOT_WIDTH, dtype=torch.int64), VOCAB)
     prompt, answer = [3, 5, 5, 9], [7, 7, 3]
     controls.rows[0, Column.CONTROLS] = int(Control.PENALTIES)
     controls.rows.view(torch.float32)[0, 2 * Column.REPETITION] = 1.3
@@ -75,7 +75,7 @@ def test_repetition_is_transformers() -> None:
 
 
 def test_counts_follow_the_answer_and_stay_at_their_largest() -> None:
-    controls = new_controls(torch.zeros(3, 48, dtype=torch.int64), VOCAB)
+    controls = new_controls(torch.zeros(3, SLOT_WIDTH, dtype=torch.int64), VOCAB)
     controls.rows[:2, Column.CONTROLS] = torch.tensor([int(Control.PENALTIES), int(Control.WORDS)])
     controls.counts[0, 4], controls.counts[0, 5] = MAX_COUNT, -1
     controls.rows[1, Column.TOKEN_INDEX] = 2 * MAX_BAD_TOKENS + 3

@@ -47,9 +47,10 @@ def test_tokens_are_noted_as_the_reference_notes_them(device: str) -> None:
 
 def test_it_compiles_for_sm90() -> None:
     compiled = compile_for_sm90("""
+from treadle.graph.packet import SLOT_WIDTH
 from treadle.kernels import adjust_logits_triton
 from treadle.kernels.adjust_logits import new_controls
-controls = new_controls(torch.zeros(5, 48, dtype=torch.int64), 151936)
+controls = new_controls(torch.zeros(5, SLOT_WIDTH, dtype=torch.int64), 151936)
 slots = torch.zeros(4, dtype=torch.int64)
 for dtype in (torch.bfloat16, torch.float32):
     adjust_logits_triton.adjust_logits(torch.zeros(4, 151936, dtype=dtype), slots, controls)
