@@ -26,7 +26,11 @@ LIMITS = ("scheduler.max_num_seqs=4", "scheduler.max_step_tokens=20")
 FUSED = ("passes.compile=false", *CUDA, *LIMITS)
 
 
-@pytest.mark.parametrize("name", CASES)
+REFUSED = {"inkling_text", "rwkv", "deepseek_v4", "minimax", "recurrent_gemma", "minimax_m3_vl_text"}
+"""Families that a GPU has no kernels for (tests/passes/test_choose_kernels.py)."""
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model_type not in REFUSED])
 def test_kernels_equal_the_oracle(name: str) -> None:
     check(tiny(name), FUSED)
 
@@ -36,7 +40,7 @@ def test_references_equal_the_oracle(name: str) -> None:
     check(tiny(name), ("passes=reference", *CUDA, *LIMITS))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "qwen3-moe", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "qwen3-moe", "cohere2", "qwen3-next", "deepseek-v3"])
 def test_compiled_bodies_equal_the_oracle(name: str, tmp_path: Path) -> None:
     check(tiny(name), (*CUDA, *LIMITS, f"passes.compile_cache={tmp_path}"))
 
@@ -56,13 +60,17 @@ def alone(case: Tiny, prompts: Sequence[list[int]]) -> list[list[int]]:
         return [greedy(engine, [prompt], f"alone{index}.")[0] for index, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-bias-window", "mixtral", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-bias-window", "mixtral", "bloom", "qwen3-next", "lfm2"])
 def test_load_in_scattered_pages_changes_no_answer(name: str) -> None:
     """Ragged lengths, shared beginnings, preemptions and aborts, over pages in random order."""
     case, prompts = tiny(name), random_prompts(40, 60)
     expected = alone(case, prompts)
-    pages = 60
-    tight = (*CUDA[:-1], f"kv.memory={(pages + 1) * resolved(case, FUSED).plan.kv.page_bytes}")
+    state = resolved(case, FUSED).plan.state
+    # Tight: pages for some of the sequences, and little more for windows, a step's tokens included.
+    pages = 60 if len(state.groups) == 1 else 75
+    size = (pages + 1) * state.full.page_bytes
+    size += 12 * state.block.block_bytes if state.block is not None else 0
+    tight = (*CUDA[:-1], f"kv.memory={size}")
     limits = ("passes.compile=false", "model.max_len=96", "scheduler.max_num_seqs=8", "scheduler.max_step_tokens=64")
     rng = random.Random(5)
     with engine_of(case, (*tight, *limits)) as engine:
@@ -79,8 +87,9 @@ def test_load_in_scattered_pages_changes_no_answer(name: str) -> None:
             if rng.random() < 0.05 and victim in engine._sequences:
                 aborted.add(victim)
                 engine.abort(Abort(id=victim))
-        assert engine.stats().preemptions > 0
-        assert engine.stats().prefix_hit_tokens > 0
+        # Who has windows gives pages back while it grows: whoever was let in then fits.
+        assert engine.stats().preemptions > 0 or len(state.groups) > 1
+        assert engine.stats().prefix_hit_tokens > 0 or state.needs_checkpoints
     assert aborted
     for index, tokens in enumerate(expected):
         answer = found[str(index)]
