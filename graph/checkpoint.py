@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
-from treadle.graph.expected import Expected, expected
+from treadle.graph.expected import expected
+from treadle.graph.expected_weight import Expected
 from treadle.graph.gguf_types import BLOCK_NAMES
 from treadle.graph.mxfp4 import BLOCK, dequantize_mxfp4, scales_name, unpacked_shape
 from treadle.graph.source import NUMBERS, PACKED, READABLE, Source

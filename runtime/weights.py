@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from treadle.graph.checkpoint import Checkpoint, CheckpointError
-from treadle.graph.expected import Expected
+from treadle.graph.expected_weight import Expected
 from treadle.graph.position import alibi_slopes, sine_rows
 from treadle.graph.rope import rope_rows
 from treadle.graph.weights import (

@@ -116,7 +116,7 @@ class Sessions:
             self._keep(key, pin)
 
     def _demote(self, node: Node) -> None:
-        """Let what only this session uses be evicted first."""
+        """Let what no other conversation uses be evicted first."""
         if node.children or node.parent is None or node.locks:
             return
         while node.parent.parent is not None and len(node.parent.children) == 1 and not node.parent.locks:
