@@ -114,7 +114,7 @@ def _csa(op: Csa, _: Weights) -> Kept:
 
 def _conv(channels: int, width: int, weights: Weights) -> BlockPart:
     """Return the tail of inputs that a short convolution keeps."""
-    return BlockPart(kind="conv", shape=(channels, width - 1), dtype=weights.dtype)
+    return BlockPart(kind="conv", shape=(width - 1, channels), dtype=weights.dtype)
 
 
 KEEPS: dict[type[Any], Callable[[Any, Weights], Kept]] = {

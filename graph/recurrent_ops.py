@@ -36,7 +36,7 @@ POINTWISE_SCHEMAS: dict[str, str] = {
 
 STATE_SCHEMAS: dict[str, str] = {
     # causal, each channel apart: act(bias + sum_j weight[c, j] * x[t - K + 1 + j, c]); x [T, C], weight [C, K];
-    # state [C, K - 1] in x's dtype: the last K - 1 inputs, oldest first
+    # state [K - 1, C] in x's dtype: the last K - 1 inputs, oldest first
     "conv1d": f"(Tensor x, Tensor weight, Tensor? bias, {PART}, str act='none') -> Tensor",
     # q, k [T, Hk, Dk], v [T, Hv, Dv], g [T, Hv] or [T, Hv, Dk] float32, beta [T, Hv] float32 -> [T, Hv, Dv].
     # S [Hv, Dk, Dv] float32: S = exp(g) S; S = S + k (beta * (v - S' k))'; out = scale * S' q. Value head h reads key

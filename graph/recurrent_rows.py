@@ -6,7 +6,7 @@ CHUNK = 64
 """Tokens whose products with each other are made at once."""
 FP32_CHUNK = 16
 """The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
-SEGMENT = 128
+SEGMENT = 512
 """Tokens of a prompt that are taken from a state of zeros, beside other segments, where there are no products."""
 
 

@@ -20,6 +20,8 @@ SEQUENCES = tl.constexpr(128)
 """Sequences that a program looks at together."""
 LEAST_DECAY = tl.constexpr(-100.0)
 """Logarithms of decays below it are taken for it: e^-100 is below every normal fp32, and differences stay finite."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""exp(x) = exp2(x * LOG2_E). Of the two only exp2 is one instruction: exp takes care of results that are not normal."""
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

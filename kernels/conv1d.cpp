@@ -38,7 +38,7 @@ INLINE void run_lanes(const Problem& p, const Unit& unit, int64_t channel, int64
     const item* x = static_cast<const item*>(p.x) + first * p.x_stride + channel;
     const item* weight = static_cast<const item*>(p.weight) + channel * p.taps;
     item* out = static_cast<item*>(p.out) + first * p.channels + channel;
-    item* state = reinterpret_cast<item*>(p.blocks.bytes(unit.sequence)) + channel * tail;
+    item* state = reinterpret_cast<item*>(p.blocks.bytes(unit.sequence)) + channel;
     float *taps = buffer, *before = buffer + p.taps * LANES;
     std::memset(buffer, 0, (p.taps + tail) * LANES * sizeof(float));
     for (int64_t i = 0; i < lanes; i++)
@@ -49,7 +49,7 @@ INLINE void run_lanes(const Problem& p, const Unit& unit, int64_t channel, int64
         if (t >= 0)
             Float32::store(before + j * LANES, load_upto<E>(x - (tail - j) * p.x_stride, left));
         else if (old)
-            for (int64_t i = 0; i < lanes; i++) before[j * LANES + i] = E::get(state[i * tail + tail + t]);
+            Float32::store(before + j * LANES, load_upto<E>(state + (tail + t) * p.channels, left));
     }
     if (unit.begin == 0) {
         // The new tail: the last inputs; where the step has too few, the end of the old tail.
@@ -57,7 +57,7 @@ INLINE void run_lanes(const Problem& p, const Unit& unit, int64_t channel, int64
             const int64_t t = count - tail + j;
             const item* row = x + t * p.x_stride;
             for (int64_t i = 0; i < lanes; i++)
-                state[i * tail + j] = t >= 0 ? row[i] : E::put(before[(tail + t) * LANES + i]);
+                state[j * p.channels + i] = t >= 0 ? row[i] : E::put(before[(tail + t) * LANES + i]);
         }
     }
     const V bias = p.bias ? load_upto<E>(static_cast<const item*>(p.bias) + channel, left) : zero();

@@ -2,7 +2,7 @@
 
     out[t, c] = act(bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c])
 
-In fp32, rounded once. The state holds the last K - 1 inputs of a sequence, [C, K - 1] in the dtype of x, oldest first.
+In fp32, rounded once. The state holds the last K - 1 inputs of a sequence, [K - 1, C] in the dtype of x, oldest first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def convolve(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     """Return what one sequence's inputs give, and the state that they leave.
 
-    Shapes: x [T, C]; before [C, K - 1] in x's dtype; weight [C, K]; bias [C]; results [T, C] fp32 and [C, K - 1].
+    Shapes: x [T, C]; before [K - 1, C] in x's dtype; weight [C, K]; bias [C]; results [T, C] fp32 and [K - 1, C].
     """
     channels, width = weight.shape
-    inputs = torch.cat([before, x.t()], 1)
+    inputs = torch.cat([before, x])
     wide = None if bias is None else bias.float()
-    y = F.conv1d(inputs.float(), weight.float().view(channels, 1, width), wide, groups=channels)
-    return activation(y.t(), act), inputs[:, inputs.shape[1] - width + 1 :]
+    y = F.conv1d(inputs.t().float(), weight.float().view(channels, 1, width), wide, groups=channels)
+    return activation(y.t(), act), inputs[inputs.shape[0] - width + 1 :]
 
 
 def conv1d(
@@ -58,7 +58,7 @@ def conv1d(
     part = Part(memory, blocks, offset, q_starts, positions, kv_lens)
     channels, width = weight.shape
     for item in part.live():
-        (before,) = part.read([item], (channels, width - 1), x.dtype)
+        (before,) = part.read([item], (width - 1, channels), x.dtype)
         y, after = convolve(x[item.rows], before, weight, bias, act)
         out[item.rows] = y.to(x.dtype)
         part.write([item], after.unsqueeze(0))

@@ -1,4 +1,4 @@
-"""The Triton kernel of conv1d: a program has a few tokens of one sequence, for some of the channels.
+"""The Triton kernel of conv1d: a program takes a run of tokens of one sequence through a window of inputs in registers.
 
 A sequence's first tokens need the tail that the step before left, and somebody must leave a new one. The program of the
 first tokens does both: it reads the old tail, then stores the new, whose inputs are in x; no other program touches it.
@@ -16,85 +16,107 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle.kernels.blocks_native import rows_dense
-from treadle.kernels.blocks_triton import arena, at_most, find_chunk, rows_of, state_at
+from treadle.kernels.blocks_triton import LOG2_E, arena, at_most, find_chunk, rows_of, state_at
 
-TOKENS, CHANNELS = 16, 128
-"""Tokens and channels of a program. In a step of one token a sequence a program has a sequence, token by token."""
-
-
-@triton.jit
-def _rows(
-    x, weight, start, out, tail, number, first, end, live, oldest, channel, x_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_T: tl.constexpr, SILU: tl.constexpr,
-):  # fmt: skip
-    """Store one run of tokens; their sums begin with ``start`` [1, channels]."""
-    inside = (channel < CHANNELS)[None, :]
-    row = first + number * BLOCK_T + tl.arange(0, BLOCK_T)
-    mine = (row < end)[:, None]
-    y = start + tl.zeros((BLOCK_T, 1), tl.float32)
-    for tap in tl.static_range(TAPS):
-        source = row + (tap - (TAPS - 1))
-        within = (source >= first)[:, None]
-        at = x + source.to(tl.int64)[:, None] * x_stride + channel[None, :]
-        now = tl.load(at, mask=inside & mine & within, other=0.0).to(tl.float32)
-        place = tail + channel[None, :] * (TAPS - 1) + (source - first + (TAPS - 1))[:, None]
-        kept = tl.load(place, mask=inside & mine & (source < oldest)[:, None], other=0.0).to(tl.float32)
-        w = tl.load(weight + channel * TAPS + tap, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-        y += w[None, :] * tl.where(within, now, kept)
-    if SILU:
-        y = y / (1.0 + tl.exp(-y))
-    at = out + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-    tl.store(at, tl.where(live, y, 0.0).to(out.dtype.element_ty), mask=inside & mine)
+TOKENS = 32
+"""Tokens of a program. In a step of one token a sequence a program has a sequence, token by token."""
+TOGETHER = 8
+"""Tokens whose inputs are on their way together."""
+CHANNELS = 512
+"""Channels of a program."""
 
 
 @triton.jit
-def _keep(x, tail, first, end, oldest, channel, x_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr):
-    """Store the new tail. Where a step has fewer tokens than it, the old one moves up: places are read, then stored."""
-    inside = channel < CHANNELS
-    for tap in tl.static_range(TAPS - 1):
-        source = end - (TAPS - 1) + tap
-        at = x + source.to(tl.int64) * x_stride + channel
-        now = tl.load(at, mask=channel < tl.where(source >= first, CHANNELS, 0), other=0.0)
-        place = tail + channel * (TAPS - 1) + (source - first + (TAPS - 1))
-        kept = tl.load(place, mask=channel < tl.where(source < oldest, CHANNELS, 0), other=0.0)
-        tl.debug_barrier()
-        tl.store(tail + channel * (TAPS - 1) + tap, tl.where(source >= first, now, kept), mask=inside)
+def _taps(weight, channel, here, TAPS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the weights of each tap, [channels] fp32. They lie by channel: rows are read whole, then turned round."""
+    tap = tl.arange(0, WIDE)
+    inside = here[:, None] & (tap < TAPS)[None, :]
+    rows = tl.load(weight + channel[:, None] * TAPS + tap[None, :], mask=inside, other=0.0).to(tl.float32)
+    taps = ()
+    for number in tl.static_range(TAPS):
+        taps += (tl.sum(tl.where((tap == number)[None, :], rows, 0.0), 1),)
+    return taps
+
+
+@triton.jit
+def _keep(x, tail, first, end, channel, kept, x_stride, CHANNELS: tl.constexpr, TAIL: tl.constexpr):
+    """Store the new tail. Where a step has fewer tokens than it, the old one moves up: all is read, then stored."""
+    new = ()
+    for tap in tl.static_range(TAIL):
+        source = end - TAIL + tap
+        now = channel < tl.where(source >= first, CHANNELS, 0)
+        row = tl.load(x + source.to(tl.int64) * x_stride + channel, mask=now, other=0.0)
+        at = tail + (source - first + TAIL) * CHANNELS + channel
+        past = tl.load(at, mask=channel < tl.where(source >= first, 0, kept), other=0.0)
+        new += (tl.where(now, row, past),)
+    tl.debug_barrier()
+    for tap in tl.static_range(TAIL):
+        tl.store(tail + tap * CHANNELS + channel, new[tap], mask=channel < CHANNELS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
 def convolve(
     x, weight, bias, out, memory, blocks, offset, q_starts, positions, kv_lens, num_rows, num_seqs, x_stride,
-    CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, ITEM: tl.constexpr,
-    BY_SEQUENCE: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK_T: tl.constexpr, TOGETHER: tl.constexpr,
+    BLOCK_C: tl.constexpr, ITEM: tl.constexpr, BY_SEQUENCE: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of channels, sequences + 1), BY_SEQUENCE, or (., as many runs of BLOCK_T tokens as there can be).
 
-    Rows of nobody get zeros. A run must be at least as long as the tail.
+    WIDE: a power of 2 from TAPS on. Rows of nobody get zeros. A run must be at least as long as the tail.
     """
+    TAIL: tl.constexpr = TAPS - 1
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    here = channel < CHANNELS
     sequence, number = tl.program_id(1), 0
     if not BY_SEQUENCE:
         sequence, number, _ = find_chunk(sequence, q_starts, kv_lens, num_rows, num_seqs, 1, BLOCK_T, True)
-    start = tl.zeros((1, BLOCK_C), tl.float32)
+        if sequence > num_seqs:
+            return
+    first, end, live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+    begin, upto = first, end
+    if not BY_SEQUENCE:
+        begin = first + number * BLOCK_T
+        upto = tl.minimum(begin + BLOCK_T, end)
+    tail = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), ITEM)
+    # The inputs before the run: in the tail those of the first.
+    kept = tl.where(live & old & (number == 0), CHANNELS, 0)
+    before = channel < tl.where(live & (number > 0), CHANNELS, 0)
+    past = ()
+    for tap in tl.static_range(TAIL):
+        past += (tl.load(tail + tap * CHANNELS + channel, mask=channel < kept, other=0.0).to(tl.float32),)
+    taps = _taps(weight, channel, here, TAPS, WIDE)
+    start = tl.zeros((BLOCK_C,), tl.float32)
     if HAS_BIAS:
-        start += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)[None, :]
+        start += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if sequence <= num_seqs:
-        first, end, live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
-        tail = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), ITEM)
-        oldest = tl.where(live & old, first, -TAPS)  # rows before it are in the tail
-        runs = number + 1
-        if BY_SEQUENCE:
-            runs = tl.cdiv(end - first, BLOCK_T)
-        for run in range(number, runs):
-            _rows(
-                x, weight, start, out, tail, run, first, end, live, oldest, channel, x_stride, CHANNELS, TAPS, BLOCK_T,
-                SILU,
-            )  # fmt: skip
-        if (number == 0) & live:
-            _keep(x, tail, first, end, oldest, channel, x_stride, CHANNELS, TAPS)
+    window = ()
+    for tap in tl.static_range(TAIL):
+        at = x + (begin - TAIL + tap).to(tl.int64) * x_stride + channel
+        window += (tl.where(before, tl.load(at, mask=before, other=0.0).to(tl.float32), past[tap]),)
+    if (number == 0) & live:
+        _keep(x, tail, first, end, channel, kept, x_stride, CHANNELS, TAIL)
+    for done in range(0, upto - begin, TOGETHER):
+        top = begin.to(tl.int64) + done
+        rows = ()
+        for count in tl.static_range(TOGETHER):
+            inside = channel < tl.where(live & (top + count < upto), CHANNELS, 0)
+            rows += (tl.load(x + (top + count) * x_stride + channel, mask=inside, other=0.0),)
+        for count in tl.static_range(TOGETHER):
+            now = rows[count].to(tl.float32)
+            y = start
+            for tap in tl.static_range(TAIL):
+                y += taps[tap] * window[tap]
+            y += taps[TAIL] * now
+            if SILU:
+                y = y / (1.0 + tl.exp2(y * -LOG2_E))
+            inside = channel < tl.where(top + count < upto, CHANNELS, 0)
+            at = out + (top + count) * CHANNELS + channel
+            tl.store(at, tl.where(live, y, 0.0).to(out.dtype.element_ty), mask=inside)
+            if TAIL:
+                window = window[1:] + (now,)
 
 
 def conv1d(
@@ -142,14 +164,16 @@ def conv1d(
         x.stride(0),
         CHANNELS=channels,
         TAPS=taps,
+        WIDE=triton.next_power_of_2(taps),
         BLOCK_T=run,
+        TOGETHER=min(run, TOGETHER),
         BLOCK_C=wide,
         ITEM=x.element_size(),
         BY_SEQUENCE=by_sequence,
         HAS_BIAS=bias is not None,
         SILU=act == "silu",
         PDL=pdl,
-        num_warps=1 if run == 1 else 4,
+        num_warps=max(wide // 256, 1),
         **({"launch_pdl": True} if pdl else {}),
     )
     return out

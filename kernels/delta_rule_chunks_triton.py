@@ -16,8 +16,8 @@ small products, two of which wait for each other. One long prompt gives `advance
 phase for the outputs would need them there, for two products less in a row.
 
 No exponent is above 0: decays are taken between a token and an earlier one. A sum of decays by channel does not split
-into one factor a token without growing beyond fp32, so the chunk is cut into blocks of SUB tokens: between blocks both
-factors are taken relative to the edge of the later one; inside of a block pairs are made one distance at a time.
+into one factor a token without growing beyond fp32, unless both are taken relative to a token between. So the chunk is
+cut into halves, these again, and so on: each level gives the pairs across its cuts, relative to the last token before.
 """
 
 # Triton's language has no types.
@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.kernels.blocks_triton import LEAST_DECAY, find_chunk, find_sequence, rows_of, state_at
+from treadle.kernels.blocks_triton import LEAST_DECAY, LOG2_E, find_chunk, find_sequence, rows_of, state_at
 
 SUB = tl.constexpr(16)
 """Tokens of a block inside of a chunk."""
@@ -37,12 +37,11 @@ SUB = tl.constexpr(16)
 
 @triton.jit
 def _rows(at, stride, r, d, mask, scale, L2NORM: tl.constexpr):
-    """Return rows of keys or queries in fp32, times ``scale``, and what they were multiplied by."""
+    """Return rows of keys or queries in fp32, times ``scale``."""
     x = tl.load(at + r[:, None] * stride + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    factor = tl.zeros_like(tl.sum(x, 1)) + scale
     if L2NORM:
-        factor = factor * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)
-    return x * factor[:, None], factor
+        x = x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+    return x * scale
 
 
 @triton.jit
@@ -71,36 +70,29 @@ def _inverse(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _pairs_by_channel(
-    keys, queries, factor, sums, k_at, g_at, d, r, left, K_DIM: tl.constexpr, k_stride, g_stride,
-    CHUNK: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Return K and Q for j <= i, with anything elsewhere in blocks on the diagonal: [CHUNK, CHUNK] each.
+def _decay(span, high, low, PRECISION: tl.constexpr):
+    """Return exp2 of sums of steps by channel, which are in two parts: ``span`` [i, j] says whether i has step j."""
+    span = span.to(high.dtype)
+    return tl.exp2(tl.dot(span, high, tl.dot(span, low, input_precision=PRECISION), input_precision=PRECISION))
 
-    ``k_at`` and ``g_at`` point at the chunk's first row, of ``left``; ``factor`` is what keys were multiplied by.
-    """
+
+@triton.jit
+def _pairs_by_channel(
+    keys, queries, high, low, r, CHUNK: tl.constexpr, LEVELS: tl.constexpr, COMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return K for j < i and Q for j <= i, with anything elsewhere: [CHUNK, CHUNK] each."""
+    apart = r[:, None] ^ r[None, :]
     kk = tl.zeros((CHUNK, CHUNK), tl.float32)
-    qk = tl.zeros((CHUNK, CHUNK), tl.float32)
-    span = tl.zeros_like(sums)
-    for distance in range(SUB):
-        row = r - distance
-        inside = ((r % SUB >= distance) & (r < left))[:, None] & (d < K_DIM)[None, :]
-        other = tl.load(k_at + row[:, None] * k_stride + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        weighed = other * tl.exp(span)
-        here = row[:, None] == tl.arange(0, CHUNK)[None, :]
-        kk = tl.where(here, tl.sum(keys * weighed, 1)[:, None], kk)
-        qk = tl.where(here, tl.sum(queries * weighed, 1)[:, None], qk)
-        step = tl.load(g_at + row[:, None] * g_stride + d[None, :], mask=inside, other=0.0)
-        span += tl.maximum(step, LEAST_DECAY)
-    kk = kk * factor[None, :]
-    qk = qk * factor[None, :]
-    for block in tl.static_range(1, CHUNK // SUB):
-        edge = tl.sum(tl.where((r == block * SUB - 1)[:, None], sums, 0.0), 0)[None, :]
-        later = tl.where((r // SUB == block)[:, None], tl.exp(tl.minimum(sums - edge, 0.0)), 0.0)
-        before = tl.where((r < block * SUB)[:, None], tl.exp(tl.minimum(edge - sums, 0.0)), 0.0)
-        right = tl.trans((keys * before).to(COMPUTE))
-        kk += tl.dot((keys * later).to(COMPUTE), right, input_precision=PRECISION)
-        qk += tl.dot((queries * later).to(COMPUTE), right, input_precision=PRECISION)
+    qk = tl.zeros((CHUNK, CHUNK), tl.float32) + tl.sum(queries * keys, 1)[:, None]
+    for level in range(LEVELS):
+        # From the cut to a token behind it, or from behind a token to the cut.
+        behind = ((r >> level) & 1)[:, None] == 1
+        fade = _decay(((apart >> level) == 0) & ((r[None, :] <= r[:, None]) == behind), high, low, PRECISION)
+        near, far = (keys * fade).to(COMPUTE), (queries * fade).to(COMPUTE)
+        across = (apart >> level) == 1
+        kk = tl.where(across, tl.dot(near, tl.trans(near), input_precision=PRECISION), kk)
+        qk = tl.where(across, tl.dot(far, tl.trans(near), input_precision=PRECISION), qk)
     return kk, qk
 
 
@@ -110,7 +102,7 @@ def prepare(
     q_stride, k_stride, v_stride, g_stride, beta_stride, scale,
     HEADS: tl.constexpr, K_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, BY_CHANNEL: tl.constexpr, L2NORM: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
-    COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    LEVELS: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (as many chunks as there can be, heads).
 
@@ -134,8 +126,8 @@ def prepare(
         wide = live[:, None] & (d < K_DIM)[None, :]
         k_at = k + top * k_stride + key_head * K_DIM
         q_at = q + top * q_stride + key_head * K_DIM
-        key, factor = _rows(k_at, k_stride, r, d, wide, 1.0, L2NORM)
-        query, _factor = _rows(q_at, q_stride, r, d, wide, scale, L2NORM)
+        key = _rows(k_at, k_stride, r, d, wide, 1.0, L2NORM)
+        query = _rows(q_at, q_stride, r, d, wide, scale, L2NORM)
         rate = tl.load(beta + (top + r) * beta_stride + head, mask=live, other=0.0)
         # Offsets inside of a chunk are 32 bits wide: registers are short here.
         at = top * HEADS + head
@@ -145,30 +137,33 @@ def prepare(
         if BY_CHANNEL:
             g_at = g + top * g_stride + head * K_DIM
             steps = tl.load(g_at + r[:, None] * g_stride + d[None, :], mask=wide, other=0.0)
-            steps = tl.maximum(steps, LEAST_DECAY)
-            sums, total = tl.cumsum(steps, 0), tl.sum(steps, 0)
-            kk, qk = _pairs_by_channel(
-                key, query, factor, sums, k_at, g_at, d, r, left, K_DIM, k_stride, g_stride, CHUNK, COMPUTE,
-                PRECISION,
-            )  # fmt: skip
-            decay, rest = tl.exp(sums), tl.exp(tl.minimum(total[None, :] - sums, 0.0))
-            tl.store(fades + slot * K_DIM + d, tl.exp(total), mask=d < K_DIM)
+            steps = tl.maximum(steps, LEAST_DECAY) * LOG2_E
+            tl.store(fades + slot * K_DIM + d, tl.exp2(tl.sum(steps, 0)), mask=d < K_DIM)
+            # Sums are products, with zeros and ones: they come in the layout of those that follow.
+            high = steps.to(COMPUTE)
+            low = (steps - high.to(tl.float32)).to(COMPUTE)
+            decay = _decay(r[None, :] <= r[:, None], high, low, PRECISION)
+            rest = _decay(r[None, :] > r[:, None], high, low, PRECISION)
         else:
-            steps = tl.maximum(tl.load(g + (top + r) * g_stride + head, mask=live, other=0.0), LEAST_DECAY)
+            steps = tl.maximum(tl.load(g + (top + r) * g_stride + head, mask=live, other=0.0), LEAST_DECAY) * LOG2_E
             sums, total = tl.cumsum(steps, 0), tl.sum(steps, 0)
-            between = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
+            decay, rest = tl.exp2(sums)[:, None], tl.exp2(tl.minimum(total - sums, 0.0))[:, None]
+            tl.store(fades + slot, tl.exp2(total))
+        tl.store(queries + at * K_DIM + by_key, (query * decay).to(kept), mask=wide)
+        tl.store(keys + at * K_DIM + by_key, (key * rest).to(kept), mask=wide)
+        faded = (key * decay * rate[:, None]).to(COMPUTE)
+        if BY_CHANNEL:
+            kk, qk = _pairs_by_channel(key, query, high, low, r, CHUNK, LEVELS, COMPUTE, PRECISION)
+        else:
+            between = tl.exp2(tl.minimum(sums[:, None] - sums[None, :], 0.0))
             right = tl.trans(key.to(COMPUTE))
             kk = tl.dot(key.to(COMPUTE), right, input_precision=PRECISION) * between
             qk = tl.dot(query.to(COMPUTE), right, input_precision=PRECISION) * between
-            decay, rest = tl.exp(sums)[:, None], tl.exp(tl.minimum(total - sums, 0.0))[:, None]
-            tl.store(fades + slot, tl.exp(total))
-        tl.store(queries + at * K_DIM + by_key, (query * decay).to(kept), mask=wide)
-        tl.store(keys + at * K_DIM + by_key, (key * rest).to(kept), mask=wide)
         qk = tl.where(r[:, None] >= r[None, :], qk, 0.0)
         tl.store(pairs + at * CHUNK + (r * (HEADS * CHUNK))[:, None] + r[None, :], qk.to(kept), mask=live[:, None])
         lower = tl.where(r[:, None] > r[None, :], kk * rate[:, None], 0.0)
         solve = _inverse(lower, CHUNK, PRECISION).to(COMPUTE)
-        read = tl.dot(solve, (key * decay * rate[:, None]).to(COMPUTE), input_precision=PRECISION)
+        read = tl.dot(solve, faded, input_precision=PRECISION)
         tl.store(reads + at * K_DIM + by_key, read.to(kept), mask=wide)
         inside = live[:, None] & (c < V_DIM)[None, :]
         v_at = v + top * v_stride + head * V_DIM

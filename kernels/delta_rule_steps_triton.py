@@ -6,6 +6,9 @@ update are taken together, so that a token waits for one reduction:
 
     out = scale * S' q = scale * ((exp(g) S)' q + (k . q) u)        u = beta * (v - (exp(g) S)' k)
 
+Lengths are divided out behind the sums over key channels, so that these are all taken at once: what sums pass between
+warps takes as long as the rest.
+
 With PDL the state is read before the kernel waits for its predecessor, which computes what the tokens are made of: no
 kernel but this op's of the same layer touches it.
 """
@@ -20,6 +23,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle.kernels.blocks_triton import rows_of, state_at
+
+
+@triton.jit
+def _sum_two(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _sum_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -56,19 +69,21 @@ def delta_steps(
         query = tl.load(q + t * q_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
         value = tl.load(v + t * v_stride + head * V_DIM + c, mask=c < V_DIM, other=0.0).to(tl.float32)
         rate = tl.load(beta + t * beta_stride + head)
-        if L2NORM:
-            key = key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
-            query = query * tl.rsqrt(tl.sum(query * query, 0) + 1e-6)
-        query = query * scale
         if BY_CHANNEL:
             decay = tl.exp(tl.load(g + t * g_stride + head * K_DIM + d, mask=d < K_DIM, other=0.0))
             state = state * decay[:, None]
         else:
             state = state * tl.exp(tl.load(g + t * g_stride + head))
-        by_key = tl.sum(state * key[:, None], 0)
-        by_query = tl.sum(state * query[:, None], 0)
-        change = (value - by_key) * rate
-        result = by_query + tl.sum(key * query, 0) * change
+        by_key, by_query = tl.reduce((state * key[:, None], state * query[:, None]), 0, _sum_two)
+        keys, queries, both = tl.reduce((key * key, query * query, key * query), 0, _sum_three)
+        factor = 1.0
+        if L2NORM:
+            factor = tl.rsqrt(keys + 1e-6)
+            scaled = tl.rsqrt(queries + 1e-6) * scale
+        else:
+            scaled = scale
+        change = (value - by_key * factor) * (rate * factor)
+        result = (by_query + both * change) * scaled
         tl.store(out + (t * HEADS + head) * V_DIM + c, result.to(out.dtype.element_ty), mask=c < V_DIM)
         state = state + key[:, None] * change[None, :]
     tl.store(at, state, mask=inside)

@@ -17,6 +17,8 @@ from treadle.kernels.delta_rule_steps_triton import delta_steps
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_PROGRAMS = 512
+TILE = (32, 4)
+PREPARE_WARPS = 8
 """From here on programs of `steps` may be wide: there are enough to keep the memory of a device busy."""
 
 
@@ -56,7 +58,7 @@ def delta_rule(
     if least:
         chunks(given, out, state, scale, l2norm, sizes, options)
     block_k = triton.next_power_of_2(k_dim)
-    wide = min(32, max(triton.next_power_of_2(v_dim), 8))
+    wide = min(TILE[0], max(triton.next_power_of_2(v_dim), 8))
     if not invariant and sequences * heads * triton.cdiv(v_dim, wide) < MANY_PROGRAMS:
         wide = min(wide, 16)
     delta_steps[(triton.cdiv(v_dim, wide), heads, sequences + 1)](
@@ -70,7 +72,7 @@ def delta_rule(
         BLOCK_V=wide,
         L2NORM=l2norm,
         LEAST=least,
-        num_warps=min(max(block_k * wide // 1024, 1), 8),
+        num_warps=TILE[1] if wide == TILE[0] else min(max(block_k * wide // 1024, 1), 8),
         **sizes,
         **options,
     )
@@ -111,7 +113,8 @@ def chunks(
         K_HEADS=k.shape[1],
         BLOCK_V=block_v,
         L2NORM=l2norm,
-        num_warps=8,
+        LEVELS=chunk.bit_length() - 1,
+        num_warps=PREPARE_WARPS,
         **constants,
         **options,
     )

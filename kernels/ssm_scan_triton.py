@@ -24,21 +24,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.graph.recurrent_rows import chunk_tokens
+from treadle.graph.recurrent_rows import SEGMENT, chunk_tokens
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import (
     LEAST_DECAY,
+    LOG2_E,
     arena,
+    at_most,
     element,
+    find_chunk,
     find_sequence,
     precision,
     rows_of,
     state_at,
-    turns,
 )
 
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
+MANY_SEGMENTS = 2048
+"""Programs of `begin` and `go_on`: further segments take turns with these."""
+WARPS, WIDE, TOKENS = 4, 64, 64
 MANY_PROGRAMS = 512
 """From here on programs of `steps` may be large: there are enough to keep the memory of a device busy."""
 
@@ -87,60 +92,132 @@ def ssm_steps(
         tl.store(out + ((first.to(tl.int64) + count) * HEADS + head) * DIM + p, nothing, mask=p < DIM)
 
 
+@triton.jit
+def _through(
+    state, rate, skipped, first, end, x, dt, b, c, out, head, p, n, x_stride, dt_stride, b_stride, c_stride,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, RESULTS: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the state [N, P] behind rows first to end, and the sum of decays; with RESULTS these are stored too."""
+    r = tl.arange(0, CHUNK)
+    group = head // (HEADS // GROUPS)
+    b_at, c_at = b + group * SIZE, c + group * SIZE
+    # Offsets inside of a chunk are 32 bits wide: registers are short here.
+    by_b, by_c = (r * b_stride)[:, None] + n[None, :], (r * c_stride)[:, None] + n[None, :]
+    by_x, by_out = (r * x_stride)[:, None] + p[None, :], (r * (HEADS * DIM))[:, None] + p[None, :]
+    faded = 0.0
+    for start in tl.range(first, end, CHUNK, num_stages=STAGES):
+        live, t = r < end - start, first.to(tl.int64) + (start - first)
+        wide, tall = live[:, None] & (n < SIZE)[None, :], live[:, None] & (p < DIM)[None, :]
+        step = tl.load(dt + t * dt_stride + head + r * dt_stride, mask=live, other=0.0)
+        key = tl.load(b_at + t * b_stride + by_b, mask=wide, other=0.0).to(COMPUTE)
+        value = tl.load(x + t * x_stride + head * DIM + by_x, mask=tall, other=0.0)
+        decays = tl.maximum(step * rate, LEAST_DECAY * LOG2_E)
+        sums, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
+        faded += total
+        # exp2 of a sum less one of these: the decay from that token on, times its step.
+        since = sums - tl.log2(tl.maximum(step, 1e-37))
+        if RESULTS:
+            query = tl.load(c_at + t * c_stride + by_c, mask=wide, other=0.0).to(COMPUTE)
+            pair = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            between = tl.where(r[:, None] >= r[None, :], sums[:, None] - since[None, :], -200.0)
+            pair = (pair * tl.exp2(between)).to(COMPUTE)
+            result = tl.dot(query, state.to(COMPUTE), input_precision=PRECISION) * tl.exp2(sums)[:, None]
+            result = tl.dot(pair, value.to(COMPUTE), result, input_precision=PRECISION)
+            result += skipped * value.to(tl.float32)
+            tl.store(out + (t * HEADS + head) * DIM + by_out, result.to(out.dtype.element_ty), mask=tall)
+        added = (value.to(tl.float32) * tl.exp2(total - since)[:, None]).to(COMPUTE)
+        state = tl.dot(tl.trans(key), added, state * tl.exp2(total), input_precision=PRECISION)
+    return state, faded
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
-def ssm_chunks(
-    x, dt, a, b, c, skip, out, memory, blocks, offset, q_starts, positions, kv_lens, num_rows, num_seqs,
+def ssm_segments(
+    x, dt, a, b, c, skip, out, states, fades, memory, blocks, offset, q_starts, positions, kv_lens, num_rows, num_seqs,
     x_stride, dt_stride, b_stride, c_stride,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr, SKIP: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-    COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SKIP: tl.constexpr, LEAST: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, LATER: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, heads, any number of programs that take turns at the sequences)."""
+    """Grid (blocks of channels, heads, programs that take turns at the segments): `begin`, or with LATER `go_on`.
+
+    Workspace: states [., H, P, N] before every segment but a sequence's first, in the row that the segment's first
+    token gives, and fades [., H], the sum of decays of the segment before.
+    """
     head = tl.program_id(1)
-    group = head // (HEADS // GROUPS)
     p, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
-    r = tl.arange(0, CHUNK)
-    b_at, c_at = b + group * SIZE, c + group * SIZE
-    by_b, by_c = (r * b_stride)[:, None] + n[None, :], (r * c_stride)[:, None] + n[None, :]
-    by_x = (r * x_stride)[:, None] + p[None, :]
-    _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST)
+    inside = (n < SIZE)[:, None] & (p < DIM)[None, :]
+    cell = head * (DIM * SIZE) + (p * SIZE)[None, :] + n[:, None]
+    rate = tl.load(a + head) * LOG2_E
+    skipped = 0.0
+    if SKIP:
+        skipped = tl.load(skip + head)
+    _, _, items = find_chunk(-1, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for item in range(tl.program_id(2), items, tl.num_programs(2)):
+        sequence, number, _others = find_chunk(item, q_starts, kv_lens, num_rows, num_seqs, LEAST, SEGMENT, False)
+        begin, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
+        first = begin + number * SEGMENT
+        upto = tl.minimum(first + SEGMENT, end)
+        at = state_at(memory, blocks, offset, sequence, 4) + cell
+        slot = (first // SEGMENT).to(tl.int64)
+        there = states + slot * (HEADS * DIM * SIZE) + cell
+        if LATER:
+            if number > 0:
+                state = tl.load(there, mask=inside, other=0.0)
+                state, _faded = _through(
+                    state, rate, skipped, first, upto, x, dt, b, c, out, head, p, n, x_stride, dt_stride, b_stride,
+                    c_stride, HEADS, GROUPS, DIM, SIZE, CHUNK, STAGES, True, COMPUTE, PRECISION,
+                )  # fmt: skip
+                if upto == end:
+                    tl.store(at, state, mask=inside)
+        elif number == 0:
+            state = tl.load(at, mask=inside & (n < tl.where(old, SIZE, 0))[:, None], other=0.0)
+            state, _faded = _through(
+                state, rate, skipped, first, upto, x, dt, b, c, out, head, p, n, x_stride, dt_stride, b_stride,
+                c_stride, HEADS, GROUPS, DIM, SIZE, CHUNK, STAGES, True, COMPUTE, PRECISION,
+            )  # fmt: skip
+            if upto == end:
+                tl.store(at, state, mask=inside)
+            else:
+                tl.store(there + HEADS * DIM * SIZE, state, mask=inside)
+        elif upto < end:
+            state, faded = _through(
+                tl.zeros((BLOCK_N, BLOCK_P), tl.float32), rate, skipped, first, upto, x, dt, b, c, out, head, p, n,
+                x_stride, dt_stride, b_stride, c_stride, HEADS, GROUPS, DIM, SIZE, CHUNK, STAGES, False, COMPUTE,
+                PRECISION,
+            )  # fmt: skip
+            tl.store(there + HEADS * DIM * SIZE, state, mask=inside)
+            tl.store(fades + (slot + 1) * HEADS + head, faded)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_seqs"])
+def ssm_join(
+    states, fades, q_starts, kv_lens, num_rows, num_seqs,
+    HEADS: tl.constexpr, CELLS: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of a head's CELLS, heads, programs that take turns at the sequences of several segments)."""
+    head = tl.program_id(1)
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _, ranks = find_sequence(-1, q_starts, kv_lens, num_rows, num_seqs, SEGMENT + 1)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     for rank in range(tl.program_id(2), ranks, tl.num_programs(2)):
-        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, LEAST)
-        first, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
-        inside = (p < DIM)[:, None] & (n < SIZE)[None, :]
-        at = state_at(memory, blocks, offset, sequence, 4) + head * (DIM * SIZE)
-        at = at + (p * SIZE)[:, None] + n[None, :]
-        state = tl.load(at, mask=inside & (p < tl.where(old, DIM, 0))[:, None], other=0.0)
-        rate = tl.load(a + head)
-        skipped = 0.0
-        if SKIP:
-            skipped = tl.load(skip + head)
-        for start in tl.range(first, end, CHUNK, num_stages=STAGES):
-            # Offsets inside of a chunk are 32 bits wide: registers are short here.
-            live, t = r < end - start, first.to(tl.int64) + (start - first)
-            wide, tall = live[:, None] & (n < SIZE)[None, :], live[:, None] & (p < DIM)[None, :]
-            step = tl.load(dt + t * dt_stride + head + r * dt_stride, mask=live, other=0.0)
-            key = tl.load(b_at + t * b_stride + by_b, mask=wide, other=0.0).to(COMPUTE)
-            query = tl.load(c_at + t * c_stride + by_c, mask=wide, other=0.0).to(COMPUTE)
-            value = tl.load(x + t * x_stride + head * DIM + by_x, mask=tall, other=0.0)
-            decays = tl.maximum(step * rate, LEAST_DECAY)
-            sums, total = tl.cumsum(decays, 0), tl.sum(decays, 0)
-            between = tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)) * step[None, :]
-            pair = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            pair = tl.where(r[:, None] >= r[None, :], pair * between, 0.0).to(COMPUTE)
-            result = tl.dot(query, tl.trans(state.to(COMPUTE)), input_precision=PRECISION) * tl.exp(sums)[:, None]
-            result += tl.dot(pair, value.to(COMPUTE), input_precision=PRECISION)
-            if SKIP:
-                result += skipped * value.to(tl.float32)
-            at_out = out + (t * HEADS + head) * DIM + (r * (HEADS * DIM))[:, None] + p[None, :]
-            tl.store(at_out, result.to(out.dtype.element_ty), mask=tall)
-            rest = step * tl.exp(tl.minimum(total - sums, 0.0))
-            added = (value.to(tl.float32) * rest[:, None]).to(COMPUTE)
-            state = state * tl.exp(total) + tl.dot(tl.trans(added), key, input_precision=PRECISION)
-        tl.store(at, state, mask=inside)
+        sequence, _others = find_sequence(rank, q_starts, kv_lens, num_rows, num_seqs, SEGMENT + 1)
+        begin, end = tl.load(q_starts + sequence), tl.load(q_starts + sequence + 1)
+        state = tl.zeros((BLOCK,), tl.float32)
+        fade = 0.0
+        for first in range(begin + SEGMENT, end, SEGMENT):
+            slot = (first // SEGMENT).to(tl.int64) * HEADS + head
+            at = states + slot * CELLS + cell
+            added = tl.load(at, mask=cell < CELLS, other=0.0)
+            if first > begin + SEGMENT:
+                fade = tl.exp2(tl.load(fades + slot))
+            state = state * fade + added
+            tl.store(at, state, mask=cell < CELLS)
 
 
 def ssm_scan(
@@ -175,6 +252,7 @@ def ssm_scan(
         kv_lens, tokens, sequences, x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
     )  # fmt: skip
     least = 0 if invariant or tokens <= sequences or tokens < LEAST else LEAST
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     sizes: dict[str, Any] = {
         "HEADS": heads,
         "GROUPS": groups,
@@ -183,23 +261,37 @@ def ssm_scan(
         "SKIP": skips is not None,
         "LEAST": least,
         "PDL": pdl,
-        **({"launch_pdl": True} if pdl else {}),
+        **options,
     }
     block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     if least:
-        wide = min(max(block_p, 16), 32)
-        most, programs = min(sequences, tokens // LEAST), triton.cdiv(dim, wide) * heads
-        ssm_chunks[(triton.cdiv(dim, wide), heads, turns(most, programs, x.device))](
-            *inputs,
-            BLOCK_P=wide,
-            BLOCK_N=max(block_n, 16),
-            CHUNK=chunk_tokens(x.element_size()),
-            STAGES=2 if x.dtype is not torch.float32 and block_n <= 256 else 1,
-            COMPUTE=element(x.dtype),
-            PRECISION=precision(x.dtype),
-            num_warps=8,
-            **sizes,
-        )
+        wide = min(max(block_p, 16), 32 if x.dtype is torch.float32 else WIDE, max(8192 // block_n, 16))
+        programs, slots = triton.cdiv(dim, wide) * heads, triton.cdiv(tokens, SEGMENT)
+        states = x.new_empty((slots, heads, dim, size), dtype=torch.float32)
+        fades = x.new_empty((slots, heads), dtype=torch.float32)
+        most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
+        for later in (False, True)[: 1 + (tokens > SEGMENT)]:
+            if later:
+                ssm_join[(triton.cdiv(dim * size, 1024), heads, min(sequences, tokens // SEGMENT))](
+                    states, fades, q_starts, kv_lens, tokens, sequences,
+                    HEADS=heads, CELLS=dim * size, BLOCK=1024, SEGMENT=SEGMENT, PDL=pdl, num_warps=4, **options,
+                )  # fmt: skip
+            ssm_segments[(triton.cdiv(dim, wide), heads, min(most, triton.cdiv(MANY_SEGMENTS, programs)))](
+                *inputs[:7],
+                states,
+                fades,
+                *inputs[7:],
+                BLOCK_P=wide,
+                BLOCK_N=max(block_n, 16),
+                SEGMENT=SEGMENT,
+                CHUNK=min(chunk_tokens(x.element_size()) * TOKENS // 64, SEGMENT),
+                STAGES=2 if x.dtype is not torch.float32 else 1,
+                LATER=later,
+                COMPUTE=element(x.dtype),
+                PRECISION=precision(x.dtype),
+                num_warps=WARPS,
+                **sizes,
+            )
     tall = max(min(block_p, 4096 // block_n), 1)
     if not invariant and sequences * heads * triton.cdiv(dim, tall) < MANY_PROGRAMS:
         tall = max(min(tall, 2048 // block_n), 1)

@@ -145,4 +145,4 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Te
     behind = torch.cat([x.new_zeros(taps - 1, x.shape[1]), x])
     out = sum(behind[j : j + len(x)].double() * weight[:, j].double() for j in range(taps))
     out = out if bias is None else out + bias.double()
-    return (torch.nn.functional.silu(out) if act == "silu" else out), behind[len(x) :].T.contiguous()
+    return (torch.nn.functional.silu(out) if act == "silu" else out), behind[len(x) :]

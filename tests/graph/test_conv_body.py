@@ -13,4 +13,4 @@ def test_a_short_convolution_between_two_gates() -> None:
     assert written(graph, "mix_in") == "op.multiply(mix_b, mix_x)"
     assert written(graph, "mix_conv").startswith("op.conv1d(mix_in, mix_conv_weight, None, conv_state,")
     assert written(graph, "mix_out") == "op.multiply(mix_c, mix_conv)"
-    assert parts(graph) == [BlockPart(kind="conv", shape=(64, 2), dtype="float32")]
+    assert parts(graph) == [BlockPart(kind="conv", shape=(2, 64), dtype="float32")]

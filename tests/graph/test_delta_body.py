@@ -23,7 +23,7 @@ def test_queries_keys_and_values_are_one_product_and_one_convolution() -> None:
     assert written(graph, "mix_conv").startswith("op.conv1d(mix_qkv, mix_conv_weight, None, conv_state, blocks,")
     assert written(graph, "mix_parts") == "aten.split_with_sizes(mix_conv, [16, 16, 64], -1)"
     assert parts(graph) == [
-        BlockPart(kind="conv", shape=(96, 3), dtype="float32"),
+        BlockPart(kind="conv", shape=(3, 96), dtype="float32"),
         BlockPart(kind="delta", shape=(4, 8, 16), dtype="float32"),
     ]
     assert graph.calls[1].states == {"conv_state": Slot(BLOCK, 0), "delta_state": Slot(BLOCK, 1)}

@@ -36,7 +36,7 @@ def test_the_first_token_that_a_query_sees() -> None:
 
 def test_parts_of_a_block_begin_at_whole_units() -> None:
     parts = (
-        BlockPart(kind="conv", shape=(10, 3), dtype="bfloat16"),
+        BlockPart(kind="conv", shape=(3, 10), dtype="bfloat16"),
         BlockPart(kind="delta", shape=(2, 8, 16), dtype="float32"),
     )
     block = Block(parts=parts)

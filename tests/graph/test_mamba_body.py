@@ -45,7 +45,7 @@ def test_step_sizes_get_their_bias_in_float32() -> None:
         "op.selective_scan(mix_conv, mix_dt, mix_rates, mix_b_norm, mix_c_norm,"
     )
     assert parts(graph) == [
-        BlockPart(kind="conv", shape=(32, 3), dtype="bfloat16"),
+        BlockPart(kind="conv", shape=(3, 32), dtype="bfloat16"),
         BlockPart(kind="ssm", shape=(32, 8), dtype="float32"),
     ]
 
