@@ -210,11 +210,11 @@ def ssm_join(
         begin, end = tl.load(q_starts + sequence), tl.load(q_starts + sequence + 1)
         state = tl.zeros((BLOCK,), tl.float32)
         fade = 0.0
-        for first in range(begin + SEGMENT, end, SEGMENT):
-            slot = (first // SEGMENT).to(tl.int64) * HEADS + head
+        for number in range(1, tl.cdiv(end - begin, SEGMENT)):
+            slot = (begin // SEGMENT + number).to(tl.int64) * HEADS + head
             at = states + slot * CELLS + cell
             added = tl.load(at, mask=cell < CELLS, other=0.0)
-            if first > begin + SEGMENT:
+            if number > 1:
                 fade = tl.exp2(tl.load(fades + slot))
             state = state * fade + added
             tl.store(at, state, mask=cell < CELLS)
