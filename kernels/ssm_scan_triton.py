@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.graph.recurrent_rows import SEGMENT, chunk_tokens
+from treadle.graph.recurrent_rows import SEGMENT, chunk_tokens, ssm_slots
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import (
     LEAST_DECAY,
@@ -162,11 +162,11 @@ def ssm_segments(
         first = begin + number * SEGMENT
         upto = tl.minimum(first + SEGMENT, end)
         at = state_at(memory, blocks, offset, sequence, 4) + cell
-        slot = (first // SEGMENT).to(tl.int64)
-        there = states + slot * (HEADS * DIM * SIZE) + cell
+        following = (first // SEGMENT).to(tl.int64)
+        there = states + following * (HEADS * DIM * SIZE) + cell
         if LATER:
             if number > 0:
-                state = tl.load(there, mask=inside, other=0.0)
+                state = tl.load(there - HEADS * DIM * SIZE, mask=inside, other=0.0)
                 state, _faded = _through(
                     state, rate, skipped, first, upto, x, dt, b, c, out, head, p, n, x_stride, dt_stride, b_stride,
                     c_stride, HEADS, GROUPS, DIM, SIZE, CHUNK, STAGES, True, COMPUTE, PRECISION,
@@ -182,15 +182,15 @@ def ssm_segments(
             if upto == end:
                 tl.store(at, state, mask=inside)
             else:
-                tl.store(there + HEADS * DIM * SIZE, state, mask=inside)
+                tl.store(there, state, mask=inside)
         elif upto < end:
             state, faded = _through(
                 tl.zeros((BLOCK_N, BLOCK_P), tl.float32), rate, skipped, first, upto, x, dt, b, c, out, head, p, n,
                 x_stride, dt_stride, b_stride, c_stride, HEADS, GROUPS, DIM, SIZE, CHUNK, STAGES, False, COMPUTE,
                 PRECISION,
             )  # fmt: skip
-            tl.store(there + HEADS * DIM * SIZE, state, mask=inside)
-            tl.store(fades + (slot + 1) * HEADS + head, faded)
+            tl.store(there, state, mask=inside)
+            tl.store(fades + following * HEADS + head, faded)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -211,7 +211,7 @@ def ssm_join(
         state = tl.zeros((BLOCK,), tl.float32)
         fade = 0.0
         for number in range(1, tl.cdiv(end - begin, SEGMENT)):
-            slot = (begin // SEGMENT + number).to(tl.int64) * HEADS + head
+            slot = (begin // SEGMENT + number - 1).to(tl.int64) * HEADS + head
             at = states + slot * CELLS + cell
             added = tl.load(at, mask=cell < CELLS, other=0.0)
             if number > 1:
@@ -266,7 +266,7 @@ def ssm_scan(
     block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     if least:
         wide = min(max(block_p, 16), 32 if x.dtype is torch.float32 else WIDE, max(8192 // block_n, 16))
-        programs, slots = triton.cdiv(dim, wide) * heads, triton.cdiv(tokens, SEGMENT)
+        programs, slots = triton.cdiv(dim, wide) * heads, ssm_slots(tokens)
         states = x.new_empty((slots, heads, dim, size), dtype=torch.float32)
         fades = x.new_empty((slots, heads), dtype=torch.float32)
         most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
