@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.kernels.blocks_triton import rows_of, state_at
+from treadle.kernels.blocks_triton import LOG2_E, rows_of, state_at
 
 
 @triton.jit
@@ -33,6 +33,23 @@ def _sum_two(a, b, c, d):
 @triton.jit
 def _sum_three(a, b, c, d, e, f):
     return a + d, b + e, c + f
+
+
+@triton.jit
+def _token(
+    q, k, v, g, beta, t, there, head, key_head, d, c, q_stride, k_stride, v_stride, g_stride, beta_stride,
+    K_DIM: tl.constexpr, V_DIM: tl.constexpr, BY_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """Return (q, k, v, g, beta) of a token; zeros if it is not ``there``."""
+    keys, values = d < tl.where(there, K_DIM, 0), c < tl.where(there, V_DIM, 0)
+    query = tl.load(q + t * q_stride + key_head * K_DIM + d, mask=keys, other=0.0)
+    key = tl.load(k + t * k_stride + key_head * K_DIM + d, mask=keys, other=0.0)
+    value = tl.load(v + t * v_stride + head * V_DIM + c, mask=values, other=0.0)
+    if BY_CHANNEL:
+        fade = tl.load(g + t * g_stride + head * K_DIM + d, mask=keys, other=0.0)
+    else:
+        fade = tl.load(g + t * g_stride + head, mask=there, other=0.0)
+    return query, key, value, fade, tl.load(beta + t * beta_stride + head, mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -59,21 +76,23 @@ def delta_steps(
     inside = (d < tl.where(steps > first, K_DIM, 0))[:, None] & (c < V_DIM)[None, :]
     at = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), 4) + head * (K_DIM * V_DIM)
     at = at + (d * V_DIM)[:, None] + c[None, :]
-    state = tl.load(at, mask=inside & (d < tl.where(old, K_DIM, 0))[:, None], other=0.0)
+    # What a new sequence has here is read for nothing, so that no read waits for what says that it is new.
+    state = tl.load(at, mask=inside, other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    top = first.to(tl.int64)
+    query, key, value, fade, rate = _token(
+        q, k, v, g, beta, top, first < steps, head, key_head, d, c, q_stride, k_stride, v_stride, g_stride, beta_stride,
+        K_DIM, V_DIM, BY_CHANNEL,
+    )  # fmt: skip
+    state = tl.where(old, state, 0.0)
     for count in range(steps - first):
-        t = first.to(tl.int64) + count
-        key = tl.load(k + t * k_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
-        query = tl.load(q + t * q_stride + key_head * K_DIM + d, mask=d < K_DIM, other=0.0).to(tl.float32)
-        value = tl.load(v + t * v_stride + head * V_DIM + c, mask=c < V_DIM, other=0.0).to(tl.float32)
-        rate = tl.load(beta + t * beta_stride + head)
+        key, query = key.to(tl.float32), query.to(tl.float32)
         if BY_CHANNEL:
-            decay = tl.exp(tl.load(g + t * g_stride + head * K_DIM + d, mask=d < K_DIM, other=0.0))
-            state = state * decay[:, None]
+            state = state * tl.exp2(fade * LOG2_E)[:, None]
         else:
-            state = state * tl.exp(tl.load(g + t * g_stride + head))
+            state = state * tl.exp2(fade * LOG2_E)
         by_key, by_query = tl.reduce((state * key[:, None], state * query[:, None]), 0, _sum_two)
         keys, queries, both = tl.reduce((key * key, query * query, key * query), 0, _sum_three)
         factor = 1.0
@@ -82,10 +101,15 @@ def delta_steps(
             scaled = tl.rsqrt(queries + 1e-6) * scale
         else:
             scaled = scale
-        change = (value - by_key * factor) * (rate * factor)
+        change = (value.to(tl.float32) - by_key * factor) * (rate * factor)
         result = (by_query + both * change) * scaled
+        t = top + count
         tl.store(out + (t * HEADS + head) * V_DIM + c, result.to(out.dtype.element_ty), mask=c < V_DIM)
         state = state + key[:, None] * change[None, :]
+        query, key, value, fade, rate = _token(
+            q, k, v, g, beta, t + 1, t + 1 < steps, head, key_head, d, c, q_stride, k_stride, v_stride, g_stride,
+            beta_stride, K_DIM, V_DIM, BY_CHANNEL,
+        )  # fmt: skip
     tl.store(at, state, mask=inside)
     for count in range(dead - first):
         nothing = tl.zeros((BLOCK_V,), out.dtype.element_ty)

@@ -68,7 +68,8 @@ def selective_steps(
     for sequence in range(tl.program_id(1), num_seqs + 1, tl.num_programs(1)):
         first, end, live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         at = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), 4) + cell
-        state = tl.load(at, mask=there & (i < tl.where(live & old, CHANNELS, 0))[:, None], other=0.0)
+        # What a new sequence has here is read for nothing, so that no read waits for what says that it is new.
+        state = tl.load(at, mask=there & (i < tl.where(live, CHANNELS, 0))[:, None], other=0.0)
         if PDL:
             gdc_wait()
             gdc_launch_dependents()
@@ -76,6 +77,7 @@ def selective_steps(
         following = _inputs(
             x, dt, b, c, top, steps, i, n, x_stride, dt_stride, b_stride, c_stride, CHANNELS, SIZE, TOGETHER
         )
+        state = tl.where(old, state, 0.0)
         for done in range(0, steps, TOGETHER):
             rows = following
             following = _inputs(
