@@ -7,7 +7,7 @@ CHUNK = 64
 FP32_CHUNK = 16
 """The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 SEGMENT = 512
-"""Tokens of a prompt that ``ssm_scan`` takes in a row; all segments but the first also from a state of zeros."""
+"""Tokens of a prompt that scans take one after the other, beside other segments; all but the first of a prompt twice."""
 
 
 def chunk_tokens(item_bytes: int) -> int:
@@ -24,11 +24,16 @@ def delta_bytes(
     return tokens * heads * (3 * k_dim + v_dim + chunk) * item_bytes + fades * 4
 
 
-def ssm_slots(tokens: int) -> int:
+def segment_slots(tokens: int) -> int:
     """Return the most segments of a step that are not the first of their sequence."""
     return max(tokens - 1, 0) // SEGMENT
 
 
 def ssm_bytes(tokens: int, heads: int, dim: int, size: int) -> int:
     """Return what ``ssm_scan`` holds of the segments of a step, beside its arguments and its result."""
-    return ssm_slots(tokens) * heads * (dim * size + 1) * 4
+    return segment_slots(tokens) * heads * (dim * size + 1) * 4
+
+
+def selective_bytes(tokens: int, channels: int, size: int) -> int:
+    """Return what ``selective_scan`` holds of the segments of a step, beside its arguments and its result."""
+    return segment_slots(tokens) * channels * (size + 1) * 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from treadle.graph.buckets import MAX_CAPTURED_TOKENS
 from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.footprint import MemoryRow, moes, ops
-from treadle.graph.recurrent_rows import delta_bytes, ssm_bytes
+from treadle.graph.recurrent_rows import delta_bytes, selective_bytes, ssm_bytes
 from treadle.graph.recurrent_width import recurrent_width
-from treadle.graph.spec import Attention, Csa, DecayAttention, Delta, Mamba2, Mla, Mlp, ModelSpec, Moe, Op, Rglru, Rwkv4
+from treadle.graph.spec import Attention, Csa, DecayAttention, Delta, Mamba1, Mamba2, Mla, Mlp, ModelSpec, Moe, Op, Rglru, Rwkv4
 from treadle.graph.state import ITEM_BYTES
 
 LIBRARY_BYTES = 64 << 20
@@ -50,6 +50,8 @@ def chunks_bytes(spec: ModelSpec, tokens: int, sequences: int, item: int) -> int
         match op:
             case Delta():
                 return delta_bytes(tokens, sequences, op.v_heads, op.k_dim, op.v_dim, op.decay == "channel", item)
+            case Mamba1():
+                return selective_bytes(tokens, op.inner, op.state)
             case Mamba2():
                 return ssm_bytes(tokens, op.heads, op.head_dim, op.state)
             case _:

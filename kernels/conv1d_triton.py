@@ -21,19 +21,37 @@ from treadle.kernels.blocks_triton import LOG2_E, arena, at_most, find_chunk, ro
 TOKENS = 32
 """Tokens of a program. In a step of one token a sequence a program has a sequence, token by token."""
 TOGETHER = 4
-"""Tokens that are read together, while as many are at work."""
+"""Tokens whose inputs are on their way together."""
 CHANNELS = 512
 """Channels of a program."""
 
 
 @triton.jit
-def _inputs(x, top, left, channel, x_stride, CHANNELS: tl.constexpr, TOGETHER: tl.constexpr):
-    """Return TOGETHER rows from ``top`` on; zeros where not so many are ``left``."""
-    rows = ()
-    for count in tl.static_range(TOGETHER):
-        inside = channel < tl.where(count < left, CHANNELS, 0)
-        rows += (tl.load(x + (top + count) * x_stride + channel, mask=inside, other=0.0),)
-    return rows
+def _taps(weight, channel, here, TAPS: tl.constexpr, WIDE: tl.constexpr):
+    """Return the weights of each tap, [channels] fp32. They lie by channel: rows are read whole, then turned round."""
+    tap = tl.arange(0, WIDE)
+    inside = here[:, None] & (tap < TAPS)[None, :]
+    rows = tl.load(weight + channel[:, None] * TAPS + tap[None, :], mask=inside, other=0.0).to(tl.float32)
+    taps = ()
+    for number in tl.static_range(TAPS):
+        taps += (tl.sum(tl.where((tap == number)[None, :], rows, 0.0), 1),)
+    return taps
+
+
+@triton.jit
+def _keep(x, tail, first, end, channel, kept, x_stride, CHANNELS: tl.constexpr, TAIL: tl.constexpr):
+    """Store the new tail. Where a step has fewer tokens than it, the old one moves up: all is read, then stored."""
+    new = ()
+    for tap in tl.static_range(TAIL):
+        source = end - TAIL + tap
+        now = channel < tl.where(source >= first, CHANNELS, 0)
+        row = tl.load(x + source.to(tl.int64) * x_stride + channel, mask=now, other=0.0)
+        at = tail + (source - first + TAIL) * CHANNELS + channel
+        past = tl.load(at, mask=channel < tl.where(source >= first, 0, kept), other=0.0)
+        new += (tl.where(now, row, past),)
+    tl.debug_barrier()
+    for tap in tl.static_range(TAIL):
+        tl.store(tail + tap * CHANNELS + channel, new[tap], mask=channel < CHANNELS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -46,76 +64,59 @@ def convolve(
     """Grid (blocks of channels, sequences + 1), BY_SEQUENCE, or (., as many runs of BLOCK_T tokens as there can be).
 
     WIDE: a power of 2 from TAPS on. Rows of nobody get zeros. A run must be at least as long as the tail.
-    Everything is read before anything is used: what a program takes is the time of a read or two.
     """
     TAIL: tl.constexpr = TAPS - 1
     channel = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     here = channel < CHANNELS
-    # Weights lie by channel: they are read as they lie, and turned round below.
-    tap = tl.arange(0, WIDE)
-    inside = here[:, None] & (tap < TAPS)[None, :]
-    weights = tl.load(weight + channel[:, None] * TAPS + tap[None, :], mask=inside, other=0.0)
-    start = tl.zeros((BLOCK_C,), tl.float32)
-    if HAS_BIAS:
-        start += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
     sequence, number = tl.program_id(1), 0
     if not BY_SEQUENCE:
         sequence, number, _ = find_chunk(sequence, q_starts, kv_lens, num_rows, num_seqs, 1, BLOCK_T, True)
         if sequence > num_seqs:
             return
     first, end, live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
-    begin, upto = first.to(tl.int64), end
+    begin, upto = first, end
     if not BY_SEQUENCE:
-        begin += number * BLOCK_T
+        begin = first + number * BLOCK_T
         upto = tl.minimum(begin + BLOCK_T, end)
-    tail = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), ITEM) + channel
-    # What a new sequence has there is read for nothing, so that no read waits for what says that it is new.
-    kept, before = tl.where(live & (number == 0), CHANNELS, 0), tl.where(live & (number > 0), CHANNELS, 0)
+    tail = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), ITEM)
+    # The inputs before the run: in the tail those of the first.
+    kept = tl.where(live & old & (number == 0), CHANNELS, 0)
+    before = channel < tl.where(live & (number > 0), CHANNELS, 0)
     past = ()
-    for back in tl.static_range(TAIL):
-        past += (tl.load(tail + back * CHANNELS, mask=channel < kept, other=0.0),)
+    for tap in tl.static_range(TAIL):
+        past += (tl.load(tail + tap * CHANNELS + channel, mask=channel < kept, other=0.0).to(tl.float32),)
+    taps = _taps(weight, channel, here, TAPS, WIDE)
+    start = tl.zeros((BLOCK_C,), tl.float32)
+    if HAS_BIAS:
+        start += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    window, now, moved = (), (), ()
-    for back in tl.static_range(TAIL):
-        at = x + (begin - TAIL + back) * x_stride + channel
-        window += (tl.load(at, mask=channel < before, other=0.0),)
-        # The new tail: the last inputs, and where a step has too few, the old tail moved up.
-        source = end - TAIL + back
-        at = x + source.to(tl.int64) * x_stride + channel
-        now += (tl.load(at, mask=channel < tl.where(source >= first, kept, 0), other=0.0),)
-        at = tail + (source - first + TAIL) * CHANNELS
-        moved += (tl.load(at, mask=channel < tl.where(source >= first, 0, kept), other=0.0),)
-    following = _inputs(x, begin, tl.where(live, upto - begin, 0), channel, x_stride, CHANNELS, TOGETHER)
-    taps = ()
-    for number_of_tap in tl.static_range(TAPS):
-        taps += (tl.sum(tl.where((tap == number_of_tap)[None, :], weights.to(tl.float32), 0.0), 1),)
-    behind = ()
-    for back in tl.static_range(TAIL):
-        behind += (tl.where(number > 0, window[back], tl.where(old, past[back], 0.0)).to(tl.float32),)
+    window = ()
+    for tap in tl.static_range(TAIL):
+        at = x + (begin - TAIL + tap).to(tl.int64) * x_stride + channel
+        window += (tl.where(before, tl.load(at, mask=before, other=0.0).to(tl.float32), past[tap]),)
+    if (number == 0) & live:
+        _keep(x, tail, first, end, channel, kept, x_stride, CHANNELS, TAIL)
     for done in range(0, upto - begin, TOGETHER):
-        top = begin + done
-        rows = following
-        left = tl.where(live, upto - top - TOGETHER, 0)
-        following = _inputs(x, top + TOGETHER, left, channel, x_stride, CHANNELS, TOGETHER)
+        top = begin.to(tl.int64) + done
+        rows = ()
         for count in tl.static_range(TOGETHER):
-            row = rows[count].to(tl.float32)
+            inside = channel < tl.where(live & (top + count < upto), CHANNELS, 0)
+            rows += (tl.load(x + (top + count) * x_stride + channel, mask=inside, other=0.0),)
+        for count in tl.static_range(TOGETHER):
+            now = rows[count].to(tl.float32)
             y = start
-            for back in tl.static_range(TAIL):
-                y += taps[back] * behind[back]
-            y += taps[TAIL] * row
+            for tap in tl.static_range(TAIL):
+                y += taps[tap] * window[tap]
+            y += taps[TAIL] * now
             if SILU:
                 y = y / (1.0 + tl.exp2(y * -LOG2_E))
-            there = channel < tl.where(top + count < upto, CHANNELS, 0)
-            y = tl.where(live, y, 0.0).to(out.dtype.element_ty)
-            tl.store(out + (top + count) * CHANNELS + channel, y, mask=there)
+            inside = channel < tl.where(top + count < upto, CHANNELS, 0)
+            at = out + (top + count) * CHANNELS + channel
+            tl.store(at, tl.where(live, y, 0.0).to(out.dtype.element_ty), mask=inside)
             if TAIL:
-                behind = behind[1:] + (row,)
-    tl.debug_barrier()
-    for back in tl.static_range(TAIL):
-        last = tl.where(end - TAIL + back >= first, now[back], tl.where(old, moved[back], 0.0))
-        tl.store(tail + back * CHANNELS, last, mask=channel < kept)
+                window = window[1:] + (now,)
 
 
 def conv1d(

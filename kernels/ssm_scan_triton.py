@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from treadle.graph.recurrent_rows import SEGMENT, chunk_tokens, ssm_slots
+from treadle.graph.recurrent_rows import SEGMENT, chunk_tokens, segment_slots
 from treadle.kernels.blocks_native import rows_dense, whole
 from treadle.kernels.blocks_triton import (
     LEAST_DECAY,
@@ -46,20 +46,6 @@ MANY_SEGMENTS = 2048
 WARPS, WIDE, TOKENS = 4, 64, 64
 MANY_PROGRAMS = 512
 """From here on programs of `steps` may be large: there are enough to keep the memory of a device busy."""
-
-
-@triton.jit
-def _token(
-    x, dt, b, c, t, there, head, group, p, n, x_stride, dt_stride, b_stride, c_stride,
-    DIM: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Return (dt, x, B, C) of a token; zeros if it is not ``there``."""
-    some, states = p < tl.where(there, DIM, 0), n < tl.where(there, SIZE, 0)
-    step = tl.load(dt + t * dt_stride + head, mask=there, other=0.0)
-    value = tl.load(x + t * x_stride + head * DIM + p, mask=some, other=0.0)
-    key = tl.load(b + t * b_stride + group * SIZE + n, mask=states, other=0.0)
-    query = tl.load(c + t * c_stride + group * SIZE + n, mask=states, other=0.0)
-    return step, value, key, query
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_seqs"])
@@ -84,29 +70,22 @@ def ssm_steps(
     inside = (p < tl.where(steps > first, DIM, 0))[:, None] & (n < SIZE)[None, :]
     at = state_at(memory, blocks, offset, tl.minimum(sequence, num_seqs - 1), 4) + head * (DIM * SIZE)
     at = at + (p * SIZE)[:, None] + n[None, :]
-    # What a new sequence has here is read for nothing, so that no read waits for what says that it is new.
-    state = tl.load(at, mask=inside, other=0.0)
-    rate = tl.load(a + head) * LOG2_E
-    skipped = 0.0
-    if SKIP:
-        skipped = tl.load(skip + head)
+    state = tl.load(at, mask=inside & (p < tl.where(old, DIM, 0))[:, None], other=0.0)
+    rate = tl.load(a + head)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    top = first.to(tl.int64)
-    step, value, key, query = _token(
-        x, dt, b, c, top, first < steps, head, group, p, n, x_stride, dt_stride, b_stride, c_stride, DIM, SIZE
-    )
-    state = tl.where(old, state, 0.0)
     for count in range(steps - first):
-        scaled, values = tl.exp2(step * rate), value.to(tl.float32)
-        state = state * scaled + (values * step)[:, None] * key.to(tl.float32)[None, :]
-        result = tl.sum(state * query.to(tl.float32)[None, :], 1) + skipped * values
-        t = top + count
+        t = first.to(tl.int64) + count
+        step = tl.load(dt + t * dt_stride + head)
+        value = tl.load(x + t * x_stride + head * DIM + p, mask=p < DIM, other=0.0).to(tl.float32)
+        key = tl.load(b + t * b_stride + group * SIZE + n, mask=n < SIZE, other=0.0).to(tl.float32)
+        query = tl.load(c + t * c_stride + group * SIZE + n, mask=n < SIZE, other=0.0).to(tl.float32)
+        state = state * tl.exp(step * rate) + (value * step)[:, None] * key[None, :]
+        result = tl.sum(state * query[None, :], 1)
+        if SKIP:
+            result += tl.load(skip + head) * value
         tl.store(out + (t * HEADS + head) * DIM + p, result.to(out.dtype.element_ty), mask=p < DIM)
-        step, value, key, query = _token(
-            x, dt, b, c, t + 1, t + 1 < steps, head, group, p, n, x_stride, dt_stride, b_stride, c_stride, DIM, SIZE
-        )
     tl.store(at, state, mask=inside)
     for count in range(dead - first):
         nothing = tl.zeros((BLOCK_P,), out.dtype.element_ty)
@@ -287,11 +266,11 @@ def ssm_scan(
     block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     if least:
         wide = min(max(block_p, 16), 32 if x.dtype is torch.float32 else WIDE, max(8192 // block_n, 16))
-        programs, slots = triton.cdiv(dim, wide) * heads, ssm_slots(tokens)
+        programs, slots = triton.cdiv(dim, wide) * heads, segment_slots(tokens)
         states = x.new_empty((slots, heads, dim, size), dtype=torch.float32)
         fades = x.new_empty((slots, heads), dtype=torch.float32)
         most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
-        for later in (False, True)[: 1 + (tokens > SEGMENT)]:
+        for later in (False, True)[: 1 + (slots > 0)]:
             if later:
                 ssm_join[(triton.cdiv(dim * size, 1024), heads, min(sequences, tokens // SEGMENT))](
                     states, fades, q_starts, kv_lens, tokens, sequences,

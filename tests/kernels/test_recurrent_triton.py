@@ -14,7 +14,7 @@ from triton_mode import DEVICES
 
 from treadle.graph import recurrent_rows
 from treadle.graph.target import Target
-from treadle.kernels import registry, ssm_scan_triton
+from treadle.kernels import registry, selective_scan_triton, ssm_scan_triton
 from treadle.kernels.conv1d_triton import conv1d
 from treadle.kernels.delta_rule_triton import delta_rule
 from treadle.kernels.selective_scan_triton import selective_scan
@@ -88,14 +88,15 @@ def test_more_sequences_than_a_program_sees_together(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "sizes"), [(FP32, {"dim": 5, "size": 9}), (BF16, {"dim": 20, "size": 9})])
-def test_prompts_of_several_segments(
-    device: str, dtype: torch.dtype, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-):
-    for module in (recurrent_rows, ssm_scan_triton):
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("op", ["ssm_scan", "selective_scan"])
+def test_prompts_of_several_segments(device: str, op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    for module in (recurrent_rows, ssm_scan_triton, selective_scan_triton):
         monkeypatch.setattr(module, "SEGMENT", 32)
+    for module in (ssm_scan_triton, selective_scan_triton):
+        monkeypatch.setattr(module, "LEAST", 16)
     script = [Step([(0, 97), (1, 1), (2, 33)]), Step([(1, 70), (0, 1), (2, 32)], 3), Step([(2, 0), (1, 65)], 0, (0,))]
-    play(ssm_scan, case("ssm_scan", dtype, {"heads": 1, "groups": 1, **sizes}), script, dtype, device, exact=False)
+    play(OPS[op], case(op, dtype, {**SMALL[op], "size": 9}), script, dtype, device, exact=dtype is FP32)
 
 
 @pytest.mark.gpu
@@ -140,7 +141,7 @@ from block_cases import conv1d as c, delta_rule as d, selective_scan as s, ssm_s
 from block_steps import Steps
 from treadle.graph import recurrent_rows
 from treadle.kernels import conv1d_triton, delta_rule_triton, selective_scan_triton, ssm_scan_triton
-recurrent_rows.SEGMENT = ssm_scan_triton.SEGMENT = 128
+recurrent_rows.SEGMENT = ssm_scan_triton.SEGMENT = selective_scan_triton.SEGMENT = 128
 for dtype, large in ((torch.bfloat16, 128), (torch.float32, 32)):
     cases = [
         (delta_rule_triton.delta_rule, d(dtype, k_dim=large, v_dim=large, sequences=2)),
@@ -157,7 +158,8 @@ for dtype, large in ((torch.bfloat16, 128), (torch.float32, 32)):
     )
     steps = ["prepare", "advance", "delta_steps"]
     scans = ["ssm_steps", "ssm_segments", "ssm_join", "ssm_segments", "ssm_steps"]
-    once = ["delta_steps", *steps, "delta_steps", *steps, *scans, *["selective_steps"] * 2, *["convolve"] * 2]
+    segments = ["selective_segments", "join_segments", "selective_segments", "selective_steps"]
+    once = ["delta_steps", *steps, "delta_steps", *steps, *scans, "selective_steps", *segments, *["convolve"] * 2]
     assert [each["name"] for each in compiled] == once * 2
     for each in compiled[: len(once)]:
         assert each["wgmma"] == (each["name"] in ("prepare", "advance", "ssm_segments")), each
