@@ -7,7 +7,7 @@ CHUNK = 64
 FP32_CHUNK = 16
 """The same in fp32: its products are made by ordinary instructions, in code that grows with their size."""
 SEGMENT = 512
-"""Tokens of a prompt that scans take one after the other, beside other segments; all but the first of a prompt twice."""
+"""Tokens of a prompt that scans take in a row, beside other segments; those of all but the first twice."""
 
 
 def chunk_tokens(item_bytes: int) -> int:

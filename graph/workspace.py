@@ -7,7 +7,21 @@ from treadle.graph.expert_rows import workspace_bytes
 from treadle.graph.footprint import MemoryRow, moes, ops
 from treadle.graph.recurrent_rows import delta_bytes, selective_bytes, ssm_bytes
 from treadle.graph.recurrent_width import recurrent_width
-from treadle.graph.spec import Attention, Csa, DecayAttention, Delta, Mamba1, Mamba2, Mla, Mlp, ModelSpec, Moe, Op, Rglru, Rwkv4
+from treadle.graph.spec import (
+    Attention,
+    Csa,
+    DecayAttention,
+    Delta,
+    Mamba1,
+    Mamba2,
+    Mla,
+    Mlp,
+    ModelSpec,
+    Moe,
+    Op,
+    Rglru,
+    Rwkv4,
+)
 from treadle.graph.state import ITEM_BYTES
 
 LIBRARY_BYTES = 64 << 20

@@ -116,7 +116,7 @@ def convolve(
             at = out + (top + count) * CHANNELS + channel
             tl.store(at, tl.where(live, y, 0.0).to(out.dtype.element_ty), mask=inside)
             if TAIL:
-                window = window[1:] + (now,)
+                window = window[1:] + (now,)  # noqa: RUF005 - Triton knows no starred tuple
 
 
 def conv1d(

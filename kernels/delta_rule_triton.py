@@ -16,10 +16,11 @@ from treadle.kernels.delta_rule_steps_triton import delta_steps
 
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
-MANY_PROGRAMS = 512
-TILE = (32, 4)
-PREPARE_WARPS = 8
-"""From here on programs of `steps` may be wide: there are enough to keep the memory of a device busy."""
+WIDTHS = ((64, 2048), (32, 512), (16, 0))
+"""Value channels of a program of `steps`, and how many such programs there must be: wide ones move a state faster, but
+only many keep the memory of a device busy."""
+INVARIANT_WIDTH = 32
+"""The same where it may not depend on the step."""
 
 
 def delta_rule(
@@ -58,9 +59,9 @@ def delta_rule(
     if least:
         chunks(given, out, state, scale, l2norm, sizes, options)
     block_k = triton.next_power_of_2(k_dim)
-    wide = min(TILE[0], max(triton.next_power_of_2(v_dim), 8))
-    if not invariant and sequences * heads * triton.cdiv(v_dim, wide) < MANY_PROGRAMS:
-        wide = min(wide, 16)
+    width = next(wide for wide, many in WIDTHS if sequences * heads * triton.cdiv(v_dim, wide) >= many)
+    wide = min(INVARIANT_WIDTH if invariant else width, max(triton.next_power_of_2(v_dim), 8))
+    cells = block_k * wide
     delta_steps[(triton.cdiv(v_dim, wide), heads, sequences + 1)](
         *given,
         out,
@@ -72,7 +73,7 @@ def delta_rule(
         BLOCK_V=wide,
         L2NORM=l2norm,
         LEAST=least,
-        num_warps=TILE[1] if wide == TILE[0] else min(max(block_k * wide // 1024, 1), 8),
+        num_warps=min(max(cells // 1024, 1), max(cells // 2048, 4), 8),
         **sizes,
         **options,
     )
@@ -114,7 +115,7 @@ def chunks(
         BLOCK_V=block_v,
         L2NORM=l2norm,
         LEVELS=chunk.bit_length() - 1,
-        num_warps=PREPARE_WARPS,
+        num_warps=8,
         **constants,
         **options,
     )

@@ -9,8 +9,8 @@ A long prompt is cut into segments of SEGMENT tokens, so that it fills the devic
     join      a program per (sequence, block of channels): the state before each segment
     go on     as `begin`: the results of the segments but the first, and the state behind the last
 
-What a token waits for of its predecessor is one multiplication and addition. All else can be under way before: inputs are
-read some tokens at a time, and those of the next tokens while these are at work.
+What a token waits for of its predecessor is one multiplication and addition. All else can be under way before: inputs
+are read some tokens at a time, and those of the next tokens while these are at work.
 """
 
 # Triton's language has no types.
@@ -175,7 +175,7 @@ def selective_segments(
                 tl.store(at, state, mask=inside)
             elif not LATER:
                 tl.store(there, state, mask=inside)
-        elif not LATER:
+        elif not LATER:  # noqa: SIM102 - this is known when the kernel is compiled
             if first + steps < end:
                 state, total = _through(
                     tl.zeros((BLOCK_I, BLOCK_N), tl.float32), rate, True, first, steps, x, dt, b, c, skip, out,
@@ -243,34 +243,55 @@ def selective_scan(
     state = (arena(memory), blocks, offset, q_starts, positions, kv_lens, tokens, sequences)
     strides = (x.stride(0), dt.stride(0), B.stride(0), C.stride(0))
     least = 0 if invariant or tokens <= sequences or tokens < LEAST else LEAST
-    block_n = triton.next_power_of_2(size)
+    skip = skips is not None
     sizes: dict[str, Any] = {
         "CHANNELS": channels,
         "SIZE": size,
-        "BLOCK_N": block_n,
+        "BLOCK_N": triton.next_power_of_2(size),
         "PDL": pdl,
         **({"launch_pdl": True} if pdl else {}),
     }
-    skip = skips is not None
     if least:
-        slots = segment_slots(tokens)
-        states = torch.empty((slots, channels, size), dtype=torch.float32, device=x.device)
-        totals = torch.empty((slots, channels), dtype=torch.float32, device=x.device)
-        programs = triton.cdiv(channels, CHANNELS)
-        segments = min(at_most(tokens, min(sequences, tokens // LEAST), SEGMENT), 4 * tokens // SEGMENT + 1)
-        narrow = {**sizes, "BLOCK_I": CHANNELS, "SEGMENT": SEGMENT, "num_warps": min(max(block_n // 16, 1), 8)}
-        for later in (False, True)[: 1 + (slots > 0)]:
-            if later:
-                longs = turns(min(sequences, tokens // SEGMENT), programs, x.device)
-                join_segments[(programs, longs)](
-                    rates, states, totals, q_starts, kv_lens, tokens, sequences, **narrow
-                )  # fmt: skip
-            selective_segments[(programs, segments)](
-                *inputs, states, totals, *state, *strides, SKIP=skip, LEAST=least, TOGETHER=TOGETHER, LATER=later,
-                **narrow,
-            )  # fmt: skip
+        segments(inputs, state, strides, skip, least, sizes)
     selective_steps[(triton.cdiv(channels, STEP_CHANNELS), sequences + 1)](
-        *inputs, *state, *strides, BLOCK_I=STEP_CHANNELS, SKIP=skip, LEAST=least,
-        num_warps=min(max(block_n // 8, 1), 8), **sizes,
-    )  # fmt: skip
+        *inputs,
+        *state,
+        *strides,
+        BLOCK_I=STEP_CHANNELS,
+        SKIP=skip,
+        LEAST=least,
+        num_warps=min(max(sizes["BLOCK_N"] // 8, 1), 8),
+        **sizes,
+    )
     return out
+
+
+def segments(
+    inputs: tuple[Any, ...], state: tuple[Any, ...], strides: tuple[int, ...], skip: bool, least: int,
+    sizes: dict[str, Any],
+) -> None:  # fmt: skip
+    """Launch the kernels for sequences of LEAST tokens or more."""
+    x, rates = inputs[0], inputs[2]
+    _, _, _, q_starts, _, kv_lens, tokens, sequences = state
+    channels = sizes["CHANNELS"]
+    slots, blocks = segment_slots(tokens), triton.cdiv(channels, CHANNELS)
+    states = x.new_empty((slots, channels, sizes["SIZE"]), dtype=torch.float32)
+    totals = x.new_empty((slots, channels), dtype=torch.float32)
+    most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
+    options = {**sizes, "BLOCK_I": CHANNELS, "SEGMENT": SEGMENT, "num_warps": min(max(sizes["BLOCK_N"] // 16, 1), 8)}
+    for later in (False, True)[: 1 + (slots > 0)]:
+        if later:
+            longs = turns(min(sequences, tokens // SEGMENT), blocks, x.device)
+            join_segments[(blocks, longs)](rates, states, totals, q_starts, kv_lens, tokens, sequences, **options)
+        selective_segments[(blocks, min(most, 4 * tokens // SEGMENT + 1))](
+            *inputs,
+            states,
+            totals,
+            *state,
+            *strides,
+            SKIP=skip,
+            LEAST=least,
+            TOGETHER=TOGETHER,
+            LATER=later,
+            **options,
+        )

@@ -1,14 +1,20 @@
 """The Triton kernels of ssm_scan: token by token for short sequences, chunks on the tensor cores for long ones.
 
     steps     a program per (sequence, head, block of channels): its rows of the state are read and written once
-    chunks    the same programs for long sequences, 64 tokens at a time (kernels/ssm_scan.py derives it):
 
-        out = exp(c) (C S') + M x + D x          M[i, j] = C[i] . B[j] exp(c[i] - c[j]) dt[j] for j <= i
-        S   = exp(c[n]) S + (dt exp(c[n] - c) x)' B
+A long prompt goes 64 tokens at a time through four products (kernels/ssm_scan.py derives them),
 
-One phase does for chunks: all of it are four products, and the heads of such models are many and small (128 of 64
-channels give 256 programs for one prompt). Channels of a head do not mix, so that blocks of them only make C B' anew.
-With PDL the state is read before a kernel waits for its predecessor, as in kernels/delta_rule_steps_triton.py.
+    out = exp(c) (C S') + M x + D x          M[i, j] = C[i] . B[j] exp(c[i] - c[j]) dt[j] for j <= i
+    S   = exp(c[n]) S + (dt exp(c[n] - c) x)' B
+
+and these chunks, one after the other, leave most of a device waiting. So it is cut into segments of SEGMENT tokens:
+
+    begin     a program per (segment, head, block of channels): the results of a sequence's first segment; of the others
+              what they add to a state of zeros, and the sum of the decays, by which older states have faded
+    join      the state before each segment
+    go on     as `begin`: the results of the segments but the first, and the state behind the last
+
+With PDL the state of `steps` is read before a kernel waits for its predecessor, as in delta_rule_steps_triton.py.
 """
 
 # Triton's language has no types.
@@ -42,8 +48,9 @@ from treadle.kernels.blocks_triton import (
 LEAST = 16
 """Sequences of fewer tokens go token by token: a chunk takes as long however full it is."""
 MANY_SEGMENTS = 2048
-"""Programs of `begin` and `go_on`: further segments take turns with these."""
-WARPS, WIDE, TOKENS = 4, 64, 64
+"""Programs of `begin` and `go on`: further segments take turns with these."""
+JOINED = 1024
+"""Numbers of a state that a program of `join` has."""
 MANY_PROGRAMS = 512
 """From here on programs of `steps` may be large: there are enough to keep the memory of a device busy."""
 
@@ -139,7 +146,7 @@ def ssm_segments(
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr, LEAST: tl.constexpr, SEGMENT: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr, LATER: tl.constexpr, COMPUTE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of channels, heads, programs that take turns at the segments): `begin`, or with LATER `go_on`.
+    """Grid (blocks of channels, heads, programs that take turns at the segments): `begin`, or with LATER `go on`.
 
     Workspace: states [., H, P, N] before every segment but a sequence's first, in the row that the segment's first
     token gives, and fades [., H], the sum of decays of the segment before.
@@ -263,35 +270,9 @@ def ssm_scan(
         "PDL": pdl,
         **options,
     }
-    block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     if least:
-        wide = min(max(block_p, 16), 32 if x.dtype is torch.float32 else WIDE, max(8192 // block_n, 16))
-        programs, slots = triton.cdiv(dim, wide) * heads, segment_slots(tokens)
-        states = x.new_empty((slots, heads, dim, size), dtype=torch.float32)
-        fades = x.new_empty((slots, heads), dtype=torch.float32)
-        most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
-        for later in (False, True)[: 1 + (slots > 0)]:
-            if later:
-                ssm_join[(triton.cdiv(dim * size, 1024), heads, min(sequences, tokens // SEGMENT))](
-                    states, fades, q_starts, kv_lens, tokens, sequences,
-                    HEADS=heads, CELLS=dim * size, BLOCK=1024, SEGMENT=SEGMENT, PDL=pdl, num_warps=4, **options,
-                )  # fmt: skip
-            ssm_segments[(triton.cdiv(dim, wide), heads, min(most, triton.cdiv(MANY_SEGMENTS, programs)))](
-                *inputs[:7],
-                states,
-                fades,
-                *inputs[7:],
-                BLOCK_P=wide,
-                BLOCK_N=max(block_n, 16),
-                SEGMENT=SEGMENT,
-                CHUNK=min(chunk_tokens(x.element_size()) * TOKENS // 64, SEGMENT),
-                STAGES=2 if x.dtype is not torch.float32 else 1,
-                LATER=later,
-                COMPUTE=element(x.dtype),
-                PRECISION=precision(x.dtype),
-                num_warps=WARPS,
-                **sizes,
-            )
+        segments(inputs, sizes, options)
+    block_n, block_p = triton.next_power_of_2(size), triton.next_power_of_2(dim)
     tall = max(min(block_p, 4096 // block_n), 1)
     if not invariant and sequences * heads * triton.cdiv(dim, tall) < MANY_PROGRAMS:
         tall = max(min(tall, 2048 // block_n), 1)
@@ -299,3 +280,49 @@ def ssm_scan(
         *inputs, BLOCK_P=tall, BLOCK_N=block_n, num_warps=min(max(tall * block_n // 1024, 1), 8), **sizes
     )
     return out
+
+
+def segments(inputs: tuple[Any, ...], sizes: dict[str, Any], options: dict[str, Any]) -> None:
+    """Launch the kernels for sequences of LEAST tokens or more."""
+    x, (q_starts, _, kv_lens, tokens, sequences) = inputs[0], inputs[10:15]
+    heads, dim, size = sizes["HEADS"], sizes["DIM"], sizes["SIZE"]
+    block_n = max(triton.next_power_of_2(size), 16)
+    exact = x.dtype is torch.float32
+    wide = min(max(triton.next_power_of_2(dim), 16), 32 if exact else 64, max(8192 // block_n, 16))
+    blocks, slots = triton.cdiv(dim, wide), segment_slots(tokens)
+    most = at_most(tokens, min(sequences, tokens // LEAST), SEGMENT)
+    states = x.new_empty((slots, heads, dim, size), dtype=torch.float32)
+    fades = x.new_empty((slots, heads), dtype=torch.float32)
+    for later in (False, True)[: 1 + (slots > 0)]:
+        if later:
+            ssm_join[(triton.cdiv(dim * size, JOINED), heads, min(sequences, tokens // SEGMENT))](
+                states,
+                fades,
+                q_starts,
+                kv_lens,
+                tokens,
+                sequences,
+                HEADS=heads,
+                CELLS=dim * size,
+                BLOCK=JOINED,
+                SEGMENT=SEGMENT,
+                PDL=sizes["PDL"],
+                num_warps=4,
+                **options,
+            )
+        ssm_segments[(blocks, heads, min(most, triton.cdiv(MANY_SEGMENTS, blocks * heads)))](
+            *inputs[:7],
+            states,
+            fades,
+            *inputs[7:],
+            BLOCK_P=wide,
+            BLOCK_N=block_n,
+            SEGMENT=SEGMENT,
+            CHUNK=chunk_tokens(x.element_size()),
+            STAGES=1 if exact else 2,
+            LATER=later,
+            COMPUTE=element(x.dtype),
+            PRECISION=precision(x.dtype),
+            num_warps=4,
+            **sizes,
+        )
