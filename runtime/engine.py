@@ -221,8 +221,8 @@ class Engine:
             outputs += self._collect(self._in_flight[0])
         if not self._checked and not self._sequences and not self._in_flight and not self._memory.busy:
             self._heal()
-        if plan is None and not outputs and self._memory.tiers is not None and self._memory.busy:
-            self._memory.tiers.wait(TRANSFER_WAIT_S)
+        if plan is None and not outputs:
+            self._memory.wait(TRANSFER_WAIT_S)
         return outputs
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None, *, workspace_bytes: int = 0) -> None:

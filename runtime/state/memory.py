@@ -61,15 +61,9 @@ class StateMemory:
         self._holders = {kind: Holders(arena.pool(kind)) for kind in range(1, len(arena.pools))}
         self._changes = Changes(arena, state)
         self.cache = PrefixCache(
-            arena,
-            state,
-            self._holders,
-            self._changes,
-            max_step_tokens=max_step_tokens,
-            enabled=prefix_cache,
-            policy=policy or CheckpointPolicy(page_tokens=state.page_tokens),
-            budget_bytes=checkpoint_bytes,
-        )
+            arena, state, self._holders, self._changes, max_step_tokens=max_step_tokens, enabled=prefix_cache,
+            policy=policy or CheckpointPolicy(page_tokens=state.page_tokens), budget_bytes=checkpoint_bytes,
+        )  # fmt: skip
         self._room = self.cache.room
         self.tiers: Tiers | None = None
         self.accounts = Accounts(self.cache.misses)
@@ -114,6 +108,11 @@ class StateMemory:
         self._restorer.poll()
         for sequence in itertools.islice(waiting, 1, LOOK_AHEAD):
             self._restorer.look_ahead(sequence)
+
+    def wait(self, limit_s: float) -> None:
+        """Block until a transfer is done, for ``limit_s`` seconds at most; not while one is about to begin."""
+        if self.tiers is not None and self.busy and not self._restorer.begins:
+            self.tiers.wait(limit_s)
 
     def moves(self) -> list[ByteCopy]:
         """Return what is to be copied now if no step is planned."""
@@ -300,11 +299,10 @@ class StateMemory:
         snapshots.force_unlock()
         for pool in self.arena.pools:
             held = list(snapshots.items(pool.kind))
-            if pool.kind == 0:
-                held += tree.pages()
-            else:
+            if pool.kind != 0:
                 self._holders[pool.kind].clear()
-            if pool.num_refs != len(held):
+            if pool.num_refs != len(held) + (tree.num_pages if pool.kind == 0 else 0):
+                held += tree.pages() if pool.kind == 0 else ()
                 for owner, count in pool.reclaim(held).items():
                     leaked[owner] = leaked.get(owner, 0) + count
         self.sessions.resume(pins)

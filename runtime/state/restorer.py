@@ -77,6 +77,11 @@ class Restorer:
         """Whether something is on its way."""
         return bool(self._jobs)
 
+    @property
+    def begins(self) -> bool:
+        """Whether the next ``poll`` sends for something."""
+        return any(job.ticket is None for job in self._jobs.values())
+
     def holds(self, sequence: Sequence, running: Ordered[Sequence]) -> bool:
         """Whether a waiting sequence should wait on: something is on its way to it, or may be soon."""
         if sequence in self._jobs:
