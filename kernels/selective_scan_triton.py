@@ -156,32 +156,29 @@ def selective_segments(
         begin, end, _live, old = rows_of(sequence, q_starts, positions, kv_lens, num_rows, num_seqs)
         first = begin + number * SEGMENT
         steps = tl.minimum(end - first, SEGMENT)
-        at = state_at(memory, blocks, offset, sequence, 4) + cell
+        at = state_at(memory, blocks, offset, sequence, 4)
         following = (first // SEGMENT).to(tl.int64)
-        there = states + following * (CHANNELS * SIZE) + cell
-        results = number == 0
+        there = states + following * (CHANNELS * SIZE)
+        results, before = number == 0, at
         if LATER:
-            results = number > 0
-            at_first = there - CHANNELS * SIZE
-        else:
-            at_first = at
+            results, before = number > 0, there - CHANNELS * SIZE
         if results:
-            state = tl.load(at_first, mask=inside, other=0.0)
+            state = tl.load(before + cell, mask=inside, other=0.0)
             state, _total = _through(
                 state, rate, (old == 0) & (number == 0), first, steps, x, dt, b, c, skip, out, x_stride, dt_stride,
                 b_stride, c_stride, i, n, CHANNELS, SIZE, SKIP, TOGETHER, True,
             )  # fmt: skip
             if first + steps == end:
-                tl.store(at, state, mask=inside)
+                tl.store(at + cell, state, mask=inside)
             elif not LATER:
-                tl.store(there, state, mask=inside)
+                tl.store(there + cell, state, mask=inside)
         elif not LATER:  # noqa: SIM102 - this is known when the kernel is compiled
             if first + steps < end:
                 state, total = _through(
                     tl.zeros((BLOCK_I, BLOCK_N), tl.float32), rate, True, first, steps, x, dt, b, c, skip, out,
                     x_stride, dt_stride, b_stride, c_stride, i, n, CHANNELS, SIZE, False, TOGETHER, False,
                 )  # fmt: skip
-                tl.store(there, state, mask=inside)
+                tl.store(there + cell, state, mask=inside)
                 tl.store(totals + following * CHANNELS + i, total, mask=i < CHANNELS)
 
 
