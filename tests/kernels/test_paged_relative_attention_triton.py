@@ -136,7 +136,8 @@ def test_no_tokens_and_no_sequences(device: str) -> None:
         assert made.eq(0).all()
 
 
-def test_long_histories_are_split_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_long_histories_are_split_as_far_as_they_fit(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device with room for more programs: spans get longer where those of SPAN keys take too much memory."""
     monkeypatch.setattr(paged_attention_invariant, "_processors", lambda device: 99)
     monkeypatch.setattr(paged_attention_invariant, "PARTIAL_BYTES", 2000)
@@ -153,8 +154,8 @@ def test_long_histories_are_split_as_far_as_they_fit(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(paged_attention_invariant, "attend", Seen())
     args = arguments(Pages([400], 1, 16, 16, 16, torch.float32), [400], [2])
-    check("cpu", args)
-    check("cpu", args, invariant=True)
+    check(device, args)
+    check(device, args, invariant=True)
     assert spans == [(128, 4), (64, 1)]
 
 
