@@ -92,7 +92,8 @@ def workspace_rows(
     tokens = min(max_step_tokens, MAX_CAPTURED_TOKENS)
     widened = WIDENED_BYTES if quantize == "int8" else 0
     experts = experts_bytes(spec, max_step_tokens, item)
-    choice = 2 * CHOICE_BYTES if any(isinstance(op, Mla) and op.index is not None for op in ops(spec)) else 0
+    sparse = any(isinstance(op, Attention | Mla) and op.index is not None for op in ops(spec))
+    choice = 2 * CHOICE_BYTES if sparse else 0
     chunks = chunks_bytes(spec, max_step_tokens, max_num_seqs, item)
     kernels = experts_bytes(spec, tokens, item) + chunks_bytes(spec, tokens, max_num_seqs, item)
     captured = tokens * width + kernels + logits + PARTIAL_BYTES + widened + choice
@@ -117,7 +118,11 @@ def _live_width(op: Op, hidden: int, device: str) -> int:
     """
     match op:
         case Attention():
-            return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim
+            # what a bias by distance is made of, itself, and a copy that grows with positions
+            bias = op.heads * (op.rel.dim + op.rel.extent * (2 if op.q_temperature else 1)) if op.rel is not None else 0
+            # queries and key of the choice, and what is chosen: int32
+            index = op.index.heads * (op.index.dim + 2 * op.index.topk) + op.index.dim if op.index is not None else 0
+            return (op.heads + op.kv_heads) * (op.head_dim + op.v_head_dim) + op.heads * op.head_dim + bias + index
         case Mla():
             # queries plain and in terms of latents, what is cached, and the result as latents and as values
             row = op.kv_lora + op.rope_dim

@@ -8,12 +8,20 @@ Query heads share index heads as they share kv heads. In fp32, rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.kernels.cache_write import elements
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.skinny import DTYPES
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def choose_blocks(index_q: Tensor, index_k: Tensor, positions: Tensor, block: int, topk: int, local: int) -> Tensor:
@@ -96,5 +104,11 @@ def paged_block_attention(
     return out
 
 
+def _one_type(target: Target, attrs: Mapping[str, Any]) -> bool:
+    dtypes = dtypes_of(target, attrs, "q", "index_q")
+    return len(dtypes) == 1 and dtypes <= DTYPES
+
+
 register_reference("block_attention", block_attention, inline=False)
 register_reference("paged_block_attention", paged_block_attention, inline=False)
+register_triton("paged_block_attention", "paged_block_attention_triton", _one_type, invariant=True)

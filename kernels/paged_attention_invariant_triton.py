@@ -43,12 +43,15 @@ def _merge(top, total, acc, other_top, other_total, other_acc):
 
 @triton.jit
 def _span(
-    q, keys, values, pages, lo, hi, first, at, scale,
+    q, keys, values, pages, lo, hi, first, at, bias, bias_at, inside, scale,
     K_DIM: tl.constexpr, V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    EXTENT: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Return the softmax over the keys lo .. hi - 1, of which those before ``first`` are not read."""
+    """Return the softmax over the keys lo .. hi - 1, of which those before ``first`` are not read.
+
+    At ``bias_at`` [M] each row has what it adds to the logits of keys at distances below EXTENT; 0: nothing is added.
+    """
     log2e: tl.constexpr = 1.4426950408889634
     ck, cv = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     top = tl.full((BLOCK_M,), NOTHING, tl.float32)
@@ -76,6 +79,10 @@ def _span(
         else:
             logit = logit * (scale * log2e)
         seen = t[None, :] <= at[:, None]
+        if EXTENT > 0:
+            distance = at[:, None] - t[None, :]
+            near = inside[:, None] & seen & (distance < EXTENT)
+            logit += tl.load(bias + (bias_at[:, None] + distance), mask=near, other=0.0).to(tl.float32) * log2e
         if WINDOW > 0:
             seen &= at[:, None] - t[None, :] < WINDOW
         logit = tl.where(seen, logit, NOTHING)
@@ -90,12 +97,12 @@ def _span(
 
 @triton.jit(do_not_specialize=["tiles", "split", "most", "num_rows", "num_seqs", "table_stride"])
 def attend(
-    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks,
-    tiles, split, most, num_rows, num_seqs, q_stride, table_stride, scale,
+    q, out, partial, stats, arena, page_table, q_starts, kv_lens, layer_offset, sinks, bias,
+    tiles, split, most, num_rows, num_seqs, q_stride, table_stride, bias_stride, scale,
     SPAN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    COMPUTE: tl.constexpr, PDL: tl.constexpr,
+    UNIT: tl.constexpr, ALIGNMENT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXTENT: tl.constexpr,
+    HAS_SINKS: tl.constexpr, COMPUTE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, kv heads, 1), or with ``split`` (tiles, kv heads, spans that a tile sees at most).
 
@@ -138,6 +145,8 @@ def attend(
     keys = arena + (offset + kv_head * (PAGE * K_DIM))
     values = arena + (offset + KV_HEADS * (PAGE * K_DIM) + kv_head * (PAGE * V_DIM))
     pages = page_table + sequence.to(tl.int64) * table_stride
+    bias += (first + begin).to(tl.int64) * bias_stride
+    bias_at = (row // GROUP) * bias_stride + head * EXTENT
     top = tl.full((BLOCK_M,), NOTHING, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
@@ -146,8 +155,8 @@ def attend(
         # What lies before the first key that the tile sees is skipped by whole blocks.
         lo = tl.maximum(lo, seen // BLOCK_N * BLOCK_N)
         part_top, part_total, part = _span(
-            queries, keys, values, pages, lo, tl.minimum((each + 1) * SPAN, hi), seen, at, scale, K_DIM, V_DIM,
-            BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, COMPUTE,
+            queries, keys, values, pages, lo, tl.minimum((each + 1) * SPAN, hi), seen, at, bias, bias_at, inside,
+            scale, K_DIM, V_DIM, BLOCK_K, BLOCK_V, BLOCK_M, BLOCK_N, PAGE, UNIT, WINDOW, SOFTCAP, EXTENT, COMPUTE,
         )  # fmt: skip
         top, total, acc = _merge(top, total, acc, part_top, part_total, part)
     result_inside = inside[:, None] & (cv < V_DIM)[None, :]

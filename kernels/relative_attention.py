@@ -7,11 +7,19 @@ The rest is ``attention``: causal, in fp32, rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from treadle.kernels.cache_write import elements
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.skinny import DTYPES
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def attend_relative(
@@ -107,5 +115,10 @@ def paged_relative_attention(
     return out
 
 
+def _known_type(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "q", "bias") <= DTYPES
+
+
 register_reference("relative_attention", relative_attention, inline=False)
 register_reference("paged_relative_attention", paged_relative_attention, inline=False)
+register_triton("paged_relative_attention", "paged_relative_attention_triton", _known_type, invariant=True)

@@ -334,6 +334,21 @@ def test_latents_take_one_row_a_token_and_a_choice_of_keys_its_workspace() -> No
     assert bytes_of(plan(device="cuda"), "workspace", "choice of keys") == 0
 
 
+@pytest.mark.parametrize(("case", "copies"), [("inkling", 1), ("inkling-options", 2)])
+def test_a_bias_by_distance_is_planned(case: str, copies: int) -> None:
+    config = dict(open_source(tiny(case).path).config)
+    work = replace(WORK, device="cuda", max_len=64)
+    far, near = (plan_memory(*described({**config, "rel_extent": extent}), work) for extent in (9000, 8000))
+    more = bytes_of(far, "workspace", "activations") - bytes_of(near, "workspace", "activations")
+    assert more == 512 * 2 * copies * 1000 * config["num_attention_heads"]
+
+
+def test_a_choice_of_blocks_is_planned() -> None:
+    spec, weights = described(dict(open_source(tiny("minimax-m3").path).config))
+    made = plan_memory(spec, weights, replace(WORK, device="cuda", max_len=64))
+    assert bytes_of(made, "workspace", "choice of keys") == 2 * CHOICE_BYTES
+
+
 def test_counts_and_masks_of_tokens_are_planned_and_a_history_only_for_processors() -> None:
     made, remembered = plan(), plan(processors=True)
     vocab = 128256
