@@ -28,7 +28,7 @@ FUSED = ("passes.compile=false", *CUDA, *LIMITS)
 CPU = ("hardware=cpu", "hardware.threads=1", "passes.compile=false", "passes.quantize=none")
 
 
-REFUSED = {"inkling_text", "rwkv", "deepseek_v4", "minimax", "recurrent_gemma", "minimax_m3_vl_text"}
+REFUSED = {"inkling_text", "deepseek_v4", "minimax_m3_vl_text"}
 """Families that a GPU has no kernels for (tests/passes/test_choose_kernels.py)."""
 
 
