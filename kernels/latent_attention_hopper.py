@@ -1,0 +1,446 @@
+"""Latent attention over pages for Hopper: one warp fetches keys, four weigh them, eight add up what they weigh.
+
+Work, workspace and results are those of ``latent_attention_triton``, whose ``join`` joins the splits. A tile of 64
+(query, head) rows needs the registers of two groups of warps for its sums, [64, 512] in float32, and 72 KiB of shared
+memory for its queries; two blocks of 64 keys take another 144 KiB. So the work is parted by what is done, not by rows:
+
+    fetch    one warp has the copy engine bring whole pages, 64 channels of a block at a time
+    weigh    four warps multiply queries and keys, a part as soon as it is there, and pass weights on in shared memory
+    add      twice four warps add up the values of a block, half of the channels each, while the next one is weighed
+
+The parts meet at barriers in shared memory only, so that the matrix units wait for little more than the softmax of a
+block. Triton's interpreter does not run Gluon: ``make test-gpu`` compares its results.
+"""
+
+# Gluon's language has no types.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+# Names changed in Triton 3.7.
+if hasattr(tma, "async_load"):
+    async_load = tma.async_load
+else:
+    async_load = tma.async_copy_global_to_shared
+
+ROWS = 64
+"""(query, head) rows of a tile"""
+BLOCK = 64
+"""keys of a block"""
+STAGES = 2
+"""blocks in shared memory"""
+K_DIM, V_DIM = 576, 512
+"""channels that the kernel is written for: of a key, and of the latent in it"""
+PAGES = (8, 16, 32, 64, 128)
+"""tokens of a page"""
+AHEAD = 3
+"""parts of the next block that are multiplied before a block is weighed: work for the matrix units meanwhile"""
+REGISTERS = 128
+"""a thread has at launch: all that a multiprocessor has, over four groups of warps; then they are dealt out anew"""
+DEALT = (176, 120, 40)
+"""registers of a thread that adds (the other half gets what remains), weighs, fetches"""
+
+NOTHING = gl.constexpr(-1e30)
+COLUMNS = gl.constexpr(64)
+"""16-bit channels that the copy engine brings at a time: as many as it swizzles together"""
+PARTS = gl.constexpr(9)
+"""of a key: the rope key's, then those of the latent"""
+SEQUENCES = gl.constexpr(128)
+"""Sequences that a program looks at together."""
+UNSPLIT = gl.constexpr(1 << 30)
+"""More keys than any sequence has."""
+RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+"""here too"""
+
+
+@gluon.jit
+def _plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def _work(sequence, q_starts, kv_lens, num_rows, num_seqs, HEADS: gl.constexpr):
+    """Return how many tiles sequences have, and how many keys a tile of theirs sweeps over at most."""
+    first = gl.load(q_starts + sequence, mask=sequence <= num_seqs, other=0)
+    end = gl.load(q_starts + sequence + 1, mask=sequence < num_seqs, other=num_rows)
+    keys = gl.load(kv_lens + sequence, mask=sequence < num_seqs, other=0)
+    count = gl.where(sequence <= num_seqs, end - first, 0)
+    return gl.cdiv(count * HEADS, 64), keys
+
+
+@gluon.jit
+def _share(q_starts, kv_lens, num_rows, num_seqs, most, least_keys, HEADS: gl.constexpr):
+    """Return of how many keys at least a split is made: as the kernel of Triton's."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    keys_in_all = (num_seqs * 0).to(gl.int64)
+    for start in range(0, num_seqs + 1, SEQUENCES):
+        sequence = start + gl.arange(0, SEQUENCES, layout=FLAT)
+        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, HEADS)
+        keys_in_all += gl.sum(tiles.to(gl.int64) * keys, 0)
+    return gl.maximum(gl.cdiv(keys_in_all, most), least_keys).to(gl.int32)
+
+
+@gluon.jit
+def _find(item, share, q_starts, kv_lens, num_rows, num_seqs, HEADS: gl.constexpr):
+    """Return (sequence of an item of work, its number among those of the sequence, splits in the workspace that belong
+    to sequences before, items in all): as the kernel of Triton's."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    sequence = num_seqs * 0
+    first, places, items = sequence, sequence, sequence
+    for start in range(0, num_seqs + 1, SEQUENCES):
+        each = start + gl.arange(0, SEQUENCES, layout=FLAT)
+        tiles, keys = _work(each, q_starts, kv_lens, num_rows, num_seqs, HEADS)
+        splits = gl.maximum(keys // share, 1)
+        amount = tiles * splits
+        kept = gl.where(splits > 1, amount, 0)
+        upto = gl.associative_scan(amount, 0, _plus) + items
+        before = upto <= item
+        sequence += gl.sum(before.to(gl.int32), 0)
+        first = gl.maximum(first, gl.max(gl.where(before, upto, 0), 0))
+        places += gl.sum(gl.where(before, kept, 0), 0)
+        items = gl.max(upto, 0)
+    return sequence, item - first, places, items
+
+
+@gluon.jit
+def _fetch(
+    arena, ropes, latents, ready, free, pages, layer_unit, begin, blocks, hi, done,
+    PAGE: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr,
+):  # fmt: skip
+    """Bring the blocks of keys from ``begin`` on into the buffers, as they become free.
+
+    A page may begin anywhere among multiples of 256 bytes, a row has 9 x 128: the parts of a page's tokens lie in one
+    column of the arena all the same, though not in the rows and columns that the tokens' own would be.
+    """
+    BOX: gl.constexpr = min(PAGE, BN)
+    last = gl.maximum(hi - 1, 0)
+    for n in range(blocks):
+        slot = (done + n) % DEPTH
+        again = ((done + n) // DEPTH & 1) ^ 1
+        at = ()
+        for i in gl.static_range(BN // BOX):
+            # Past the end, the last page again: what is copied is never looked at.
+            t = gl.minimum(begin + n * BN + i * BOX, last)
+            unit = (gl.load(pages + t // PAGE) + layer_unit) * 2 + t % PAGE // BOX * (BOX * PARTS)
+            at = at + (unit,)  # noqa: RUF005 (Gluon knows no other)
+        mbarrier.wait(free.index(slot * 3), again)
+        mbarrier.expect(ready.index(slot * PARTS), BN * COLUMNS * 2)
+        for i in gl.static_range(BN // BOX):
+            unit = at[i] + PARTS - 1
+            async_load(
+                arena,
+                [unit // PARTS, unit % PARTS * COLUMNS],
+                ready.index(slot * PARTS),
+                ropes.index(slot).slice(i * BOX, BOX),
+            )
+        for part in gl.static_range(PARTS - 1):
+            if part % 4 == 0:
+                mbarrier.wait(free.index(slot * 3 + 1 + part // 4), again)
+            mbarrier.expect(ready.index(slot * PARTS + 1 + part), BN * COLUMNS * 2)
+            for i in gl.static_range(BN // BOX):
+                unit = at[i] + part
+                async_load(
+                    arena,
+                    [unit // PARTS, unit % PARTS * COLUMNS],
+                    ready.index(slot * PARTS + 1 + part),
+                    latents.index(slot * (PARTS - 1) + part).slice(i * BOX, BOX),
+                )
+
+
+@gluon.jit
+def _multiply(q, ropes, latents, ready, s, n, FROM: gl.constexpr, TO: gl.constexpr, DEPTH: gl.constexpr):
+    """Add the products of parts FROM .. TO - 1 of queries and of the n-th block's keys to ``s``, as they arrive."""
+    slot = n % DEPTH
+    for part in gl.static_range(FROM, TO):
+        mbarrier.wait(ready.index(slot * PARTS + part), n // DEPTH & 1)
+        if part == 0:
+            keys = ropes.index(slot)
+        else:
+            keys = latents.index(slot * (PARTS - 1) + part - 1)
+        s = warpgroup_mma(q.index(part), keys.permute((1, 0)), s, use_acc=part > 0, is_async=True)
+    return s
+
+
+@gluon.jit
+def _pass_on(
+    s, top, total, weights, shrinks, passed, taken, n, t, hi, at, scale, MASKED: gl.constexpr, LOGITS: gl.constexpr
+):
+    """Weigh a block whose first key is ``t`` and pass the weights on, with what earlier sums are to shrink by."""
+    factor = scale * 1.4426950408889634
+    if MASKED:
+        key = t + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, LOGITS))
+        seen = (key < hi)[None, :] & (key[None, :] <= at[:, None])
+        s = gl.where(seen, s * factor, NOTHING)
+        new_top = gl.maximum(top, gl.max(s, 1))
+        # A row that has seen no key yet has the same maximum as what is hidden from it.
+        p = gl.where(seen, gl.exp2(s - new_top[:, None]), 0.0)
+    else:
+        new_top = gl.maximum(top, gl.max(s, 1) * factor)
+        p = gl.exp2(s * factor - new_top[:, None])
+    shrink = gl.exp2(top - new_top)
+    mbarrier.wait(taken, (n & 1) ^ 1)
+    weights.store(p.to(weights.dtype))
+    shrinks.store(shrink)
+    fence_async_shared()
+    mbarrier.arrive(passed, count=1)
+    return new_top, total * shrink + gl.sum(p, 1)
+
+
+@gluon.jit
+def _weigh(
+    q, ropes, latents, ready, free, weights, shrinks, shares, passed, taken, closed, stats, sinks, tile, count, length,
+    begin, blocks, whole, hi, place, splits, done, scale, HEADS: gl.constexpr, HAS_SINKS: gl.constexpr,
+    BN: gl.constexpr, DEPTH: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Weigh the tile's blocks of keys; leave what its rows sum up to."""
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
+    token = (tile * 64 + row) // HEADS
+    at = length - count + token
+    top = gl.full([64], NOTHING, gl.float32, layout=gl.SliceLayout(1, LOGITS))
+    total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, LOGITS))
+    none = gl.zeros([64, BN], gl.float32, layout=LOGITS)
+    s = _multiply(q, ropes, latents, ready, none, done, 0, PARTS, DEPTH)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(free.index(done % DEPTH * 3), count=1)
+    plain = gl.minimum(whole, blocks - 1)
+    for n in range(plain):
+        ahead = _multiply(q, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
+        top, total = _pass_on(
+            s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, False, LOGITS
+        )  # fmt: skip
+        ahead = _multiply(q, ropes, latents, ready, ahead, done + n + 1, AHEAD, PARTS, DEPTH)
+        s = warpgroup_mma_wait(0, deps=(ahead,))
+        mbarrier.arrive(free.index((done + n + 1) % DEPTH * 3), count=1)
+    for n in range(plain, blocks - 1):
+        ahead = _multiply(q, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
+        top, total = _pass_on(
+            s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, True, LOGITS
+        )  # fmt: skip
+        ahead = _multiply(q, ropes, latents, ready, ahead, done + n + 1, AHEAD, PARTS, DEPTH)
+        s = warpgroup_mma_wait(0, deps=(ahead,))
+        mbarrier.arrive(free.index((done + n + 1) % DEPTH * 3), count=1)
+    n = blocks - 1
+    top, total = _pass_on(
+        s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, True, LOGITS
+    )  # fmt: skip
+    share = gl.full([64], 1.0, gl.float32, layout=gl.SliceLayout(1, LOGITS))
+    if splits > 1:
+        there = stats + place * 128 + row
+        gl.store(there, top, mask=token < count)
+        gl.store(there + 64, total, mask=token < count)
+    else:
+        some = top > 0.5 * NOTHING
+        if HAS_SINKS:
+            sink = gl.load(sinks + (tile * 64 + row) % HEADS).to(gl.float32) * 1.4426950408889634
+            new_top = gl.maximum(top, sink)
+            share = gl.exp2(top - new_top)
+            total = total * share + gl.exp2(sink - new_top)
+        share = gl.where(some, share / gl.where(some, total, 1.0), 0.0)
+    shares.store(share)
+    mbarrier.arrive(closed, count=1)
+
+
+@gluon.jit
+def _add(
+    values, ready, free, weights, shrinks, taken, acc, n,
+    HALF: gl.constexpr, DEPTH: gl.constexpr, RESULT: gl.constexpr,
+):  # fmt: skip
+    """Add a block's values, weighed, to what is there of those before."""
+    slot = n % DEPTH
+    acc = acc * shrinks.load(gl.SliceLayout(1, RESULT))[:, None]
+    for part in gl.static_range(4):
+        mbarrier.wait(ready.index(slot * PARTS + 1 + HALF * 4 + part), n // DEPTH & 1)
+    acc = warpgroup_mma(weights, values.index(slot * 2 + HALF), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(free.index(slot * 3 + 1 + HALF), count=1)
+    mbarrier.arrive(taken, count=1)
+    return acc
+
+
+@gluon.jit
+def _add_up(
+    latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial, first, tile, count,
+    begin, blocks, hi, place, splits, done, turn,
+    HALF: gl.constexpr, HEADS: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr,
+):  # fmt: skip
+    """Add up half of the values' channels, for all rows of the tile."""
+    WIDTH: gl.constexpr = 4 * COLUMNS
+    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * COLUMNS, 16])
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    acc = gl.zeros([64, WIDTH], gl.float32, layout=RESULT)
+    for n in range(blocks - 1):
+        mbarrier.wait(passed, (done + n) & 1)
+        acc = _add(values, ready, free, weights, shrinks, taken, acc, done + n, HALF, DEPTH, RESULT)
+    n = blocks - 1
+    mbarrier.wait(passed, (done + n) & 1)
+    if begin + blocks * BN > hi:
+        # Rows without a token may hold anything, even NaN, which no weight of 0 takes away.
+        t = begin + n * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, LOAD))
+        slot = (done + n) % DEPTH
+        for part in gl.static_range(4):
+            mbarrier.wait(ready.index(slot * PARTS + 1 + HALF * 4 + part), (done + n) // DEPTH & 1)
+            last = latents.index(slot * (PARTS - 1) + HALF * 4 + part)
+            last.store(gl.where((t < hi)[:, None], last.load(LOAD), 0.0))
+        fence_async_shared()
+    acc = _add(values, ready, free, weights, shrinks, taken, acc, done + n, HALF, DEPTH, RESULT)
+    mbarrier.wait(closed, turn & 1)
+    acc = acc * shares.load(gl.SliceLayout(1, RESULT))[:, None]
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, RESULT))
+    c = HALF * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, RESULT))
+    flat = tile * 64 + row
+    inside = flat // HEADS < count
+    if splits > 1:
+        there = (place.to(gl.int64) * 64 + row) * (2 * WIDTH)
+        gl.store(partial + there[:, None] + c[None, :], acc, mask=inside[:, None])
+    else:
+        there = (first.to(gl.int64) * HEADS + flat) * (2 * WIDTH)
+        gl.store(out + there[:, None] + c[None, :], acc.to(weights.dtype), mask=inside[:, None])
+
+
+@gluon.jit(do_not_specialize=["most", "least_keys", "num_rows", "num_seqs", "table_stride"])
+def attend(
+    arena, q, out, partial, stats, page_table, q_starts, kv_lens, layer_offset, sinks,
+    most, least_keys, num_rows, num_seqs, q_stride, table_stride, scale,
+    SPLIT: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr, HAS_SINKS: gl.constexpr, BN: gl.constexpr,
+    DEPTH: gl.constexpr, AHEAD: gl.constexpr, DEALT: gl.constexpr,
+):  # fmt: skip
+    """Grid: any number of programs, that take turns at the work there is. arena: its bytes as rows of 576 channels."""
+    WIDTH: gl.constexpr = COLUMNS * PARTS
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dtype: gl.constexpr = q.dtype.element_ty
+    queries = gl.allocate_shared_memory(dtype, [PARTS, 64, COLUMNS], SHARED)
+    ropes = gl.allocate_shared_memory(dtype, [DEPTH, BN, COLUMNS], SHARED)
+    latents = gl.allocate_shared_memory(dtype, [DEPTH * (PARTS - 1), BN, COLUMNS], SHARED)
+    # The same bytes: a block of 256 channels lies in memory as parts of COLUMNS channels, one after the other.
+    if RENAMED:
+        values = latents.reinterpret(dtype, [DEPTH * 2, BN, 4 * COLUMNS], SHARED)
+    else:
+        values = latents._reinterpret(dtype, [DEPTH * 2, BN, 4 * COLUMNS], SHARED)
+    weights = gl.allocate_shared_memory(dtype, [64, BN], SHARED)
+    shrinks = gl.allocate_shared_memory(gl.float32, [64], LINE)
+    shares = gl.allocate_shared_memory(gl.float32, [64], LINE)
+    ready = gl.allocate_shared_memory(gl.int64, [DEPTH * PARTS, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [DEPTH * 3, 1], mbarrier.MBarrierLayout())
+    passed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    closed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(DEPTH * PARTS):
+        mbarrier.init(ready.index(i), count=1)
+    for i in gl.static_range(DEPTH * 3):
+        mbarrier.init(free.index(i), count=1)
+    mbarrier.init(passed, count=1)
+    mbarrier.init(taken, count=2)
+    mbarrier.init(closed, count=1)
+    share = num_seqs * 0 + UNSPLIT
+    if SPLIT:
+        share = _share(q_starts, kv_lens, num_rows, num_seqs, most, least_keys, HEADS)
+    _, _, _, items = _find(num_seqs * 0 - 1, share, q_starts, kv_lens, num_rows, num_seqs, HEADS)
+    layer_unit = (gl.load(layer_offset) // 256).to(gl.int32)
+    # Blocks and items that this program has done: barriers go on where they are.
+    done = num_seqs * 0
+    turn = num_seqs * 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        sequence, number, places, _ = _find(item, share, q_starts, kv_lens, num_rows, num_seqs, HEADS)
+        tiles, keys = _work(sequence, q_starts, kv_lens, num_rows, num_seqs, HEADS)
+        splits = gl.maximum(keys // share, 1)
+        # Neighbours share keys in the L2 cache; late queries, which see most keys, go first.
+        tile = tiles - 1 - number % tiles
+        split = number // tiles
+        first = gl.load(q_starts + sequence)
+        end = gl.load(q_starts + sequence + 1, mask=sequence < num_seqs, other=num_rows)
+        count = end - first
+        for part in gl.static_range(PARTS):
+            flat = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
+            token = flat // HEADS
+            c = (part + PARTS - 1) % PARTS * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LOAD))
+            row = q + (first + token).to(gl.int64) * q_stride + flat % HEADS * WIDTH
+            inside = token < count
+            queries.index(part).store(gl.load(row[:, None] + c[None, :], mask=inside[:, None], other=0.0))
+        fence_async_shared()
+        earliest = tile * 64 // HEADS
+        latest = gl.minimum((tile * 64 + 63) // HEADS, count - 1)
+        hi = gl.minimum(keys - count + latest + 1, keys)
+        # As the kernel of Triton's deals them out; a split without any key takes one block, of which it sees nothing.
+        length = gl.cdiv(gl.cdiv(gl.maximum(hi, 0), splits), BN) * BN
+        begin = split * length
+        hi = gl.minimum(begin + length, hi)
+        blocks = gl.maximum(gl.cdiv(hi - begin, BN), 1)
+        whole = gl.maximum(gl.minimum(keys - count + earliest + 1, hi) - begin, 0) // BN
+        # Rows past the last sequence read no page of their own.
+        pages = page_table + gl.minimum(sequence, num_seqs - 1).to(gl.int64) * table_stride
+        place = places + number
+        gl.warp_specialize(
+            [
+                (
+                    _add_up,
+                    (
+                        latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial,
+                        first, tile, count, begin, blocks, hi, place, splits, done, turn, 0, HEADS, BN, DEPTH,
+                    ),
+                ),
+                (
+                    _add_up,
+                    (
+                        latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial,
+                        first, tile, count, begin, blocks, hi, place, splits, done, turn, 1, HEADS, BN, DEPTH,
+                    ),
+                ),
+                (
+                    _weigh,
+                    (
+                        queries, ropes, latents, ready, free, weights, shrinks, shares, passed, taken, closed, stats,
+                        sinks, tile, count, keys, begin, blocks, whole, hi, place, splits, done, scale, HEADS,
+                        HAS_SINKS, BN, DEPTH, AHEAD,
+                    ),
+                ),
+                (
+                    _fetch,
+                    (
+                        arena, ropes, latents, ready, free, pages, layer_unit, begin, blocks, hi, done, PAGE, BN, DEPTH,
+                    ),
+                ),
+            ],
+            [4, 4, 1],
+            DEALT,
+        )  # fmt: skip
+        done += blocks
+        turn += 1
+
+
+def launch(
+    q: Tensor, out: Tensor, partial: Tensor, stats: Tensor, arena: Tensor, page_table: Tensor, q_starts: Tensor,
+    kv_lens: Tensor, layer_offset: Tensor, sinks: Tensor, *, programs: int, splits: int, least_keys: int, scale: float,
+    page_tokens: int, has_sinks: bool, ahead: int = AHEAD, dealt: tuple[int, ...] = DEALT,
+) -> None:  # fmt: skip
+    """Launch attend: ``programs`` take turns at tiles and, where ``splits`` is not 0, at up to so many splits of them.
+
+    Shapes: as ``paged_latent_attention``'s, arena in q's dtype; workspace as the kernel of Triton's for tiles of ROWS.
+    """
+    tokens, heads, k_dim = q.shape
+    # No page lies in the row that the arena's last bytes may begin.
+    shape = [-(-arena.numel() // k_dim), k_dim]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    described = TensorDescriptor(arena, shape, [k_dim, 1], [min(page_tokens, BLOCK), COLUMNS.value], layout)
+    options: dict[str, Any] = {"num_warps": 4, "maxnreg": REGISTERS}
+    attend[(programs,)](
+        described, q, out, partial, stats, page_table, q_starts, kv_lens, layer_offset, sinks, splits, least_keys,
+        tokens, kv_lens.shape[0], q.stride(0), page_table.stride(0), scale, SPLIT=splits > 0, HEADS=heads,
+        PAGE=page_tokens, HAS_SINKS=has_sinks, BN=BLOCK, DEPTH=STAGES, AHEAD=ahead, DEALT=dealt, **options,
+    )  # fmt: skip
