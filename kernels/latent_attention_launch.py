@@ -18,8 +18,8 @@ from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-JOIN_ROWS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 2, 4, 4, 8
-"""How splits of tiles are joined: rows and splits at a time, warps, programs on a multiprocessor."""
+JOIN_ROWS, JOIN_COLUMNS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 2, 128, 16, 4, 8
+"""How splits of tiles are joined: rows, channels and splits at a time, warps, programs on a multiprocessor."""
 FIXED_ROWS = 16
 """Rows of a tile where a row is to be computed alike in every step."""
 
@@ -200,6 +200,7 @@ def paged_latent_attention(
             extra,
             *counts,
             ROWS=JOIN_ROWS,
+            COLUMNS=min(block_c, JOIN_COLUMNS),
             SPLITS=JOIN_SPLITS,
             num_warps=JOIN_WARPS,
             **shared,
@@ -233,7 +234,8 @@ def _plan(
         room = PARTIAL_BYTES // (tiles.rows * (v_dim + 2) * 4)
         splits = min(slots * tiles.waves, room, most * (reach // tiles.keys))
     programs = min(slots, most * max(reach // tiles.keys, 1) if splits else most)
-    joins = min(processors * JOIN_OCCUPANCY, splits * tiles.rows // JOIN_ROWS)
+    parts = tiles.rows // JOIN_ROWS * triton.cdiv(v_dim, JOIN_COLUMNS)
+    joins = min(processors * JOIN_OCCUPANCY, splits * parts)
     return _Plan(programs=programs, splits=splits, joins=joins)
 
 

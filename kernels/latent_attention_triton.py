@@ -277,13 +277,16 @@ def attend(  # type: ignore[no-untyped-def]
 def join(  # type: ignore[no-untyped-def]
     partial, stats, out, q_starts, kv_lens, sinks, choices, most, least_keys, num_rows, num_seqs,
     HEADS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SELECT: tl.constexpr, HAS_SINKS: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SELECT: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid: any number of programs, that take turns at ROWS rows of the tiles that are split, SPLITS splits at a time.
+    """Grid: any number of programs, that take turns at ROWS rows and COLUMNS channels of the tiles that are split,
+    SPLITS splits at a time.
 
     The other arguments are those of attend.
     """
-    PARTS: tl.constexpr = BLOCK_M // ROWS
+    ACROSS: tl.constexpr = BLOCK_C // COLUMNS
+    PARTS: tl.constexpr = BLOCK_M // ROWS * ACROSS
     share = _share(
         q_starts, kv_lens, num_rows, num_seqs, choices, most, least_keys, HEADS, BLOCK_M, WINDOW, SELECT
     )  # fmt: skip
@@ -301,24 +304,24 @@ def join(  # type: ignore[no-untyped-def]
         splits = tl.maximum(keys // share, 1)
         first = tl.load(q_starts + sequence)
         count = tl.load(q_starts + sequence + 1) - first
-        row, cc = number % PARTS * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_C)
-        slot = number // PARTS
+        part, slot = number % PARTS, number // PARTS
+        row, cc = part // ACROSS * ROWS + tl.arange(0, ROWS), part % ACROSS * COLUMNS + tl.arange(0, COLUMNS)
         token, head, inside = _rows(tiles - 1 - slot, row, count, HEADS, BLOCK_M, SELECT)
         top = tl.full((ROWS,), NOTHING, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, BLOCK_C), tl.float32)
+        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, splits, SPLITS):
             split = start + tl.arange(0, SPLITS)
             there = (places + split * tiles + slot).to(tl.int64)[:, None] * BLOCK_M
             live = (split < splits)[:, None] & inside[None, :]
             their_top = tl.load(stats + 2 * there + row[None, :], mask=live, other=NOTHING)
             their_total = tl.load(stats + 2 * there + BLOCK_M + row[None, :], mask=live, other=0.0)
-            part_at = partial + ((there + row[None, :]) * V_DIM)[:, :, None] + cc[None, None, :]
-            part = tl.load(part_at, mask=live[:, :, None] & (cc < V_DIM)[None, None, :], other=0.0)
+            sums_at = partial + ((there + row[None, :]) * V_DIM)[:, :, None] + cc[None, None, :]
+            sums = tl.load(sums_at, mask=live[:, :, None] & (cc < V_DIM)[None, None, :], other=0.0)
             new_top = tl.maximum(top, tl.max(their_top, 0))
             weight, shrink = tl.exp2(their_top - new_top[None, :]), tl.exp2(top - new_top)
             total = total * shrink + tl.sum(their_total * weight, 0)
-            acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 0)
+            acc = acc * shrink[:, None] + tl.sum(sums * weight[:, :, None], 0)
             top = new_top
         result = finish(top, total, acc, sinks, head, inside, HAS_SINKS)
         out_at = out + (((first + token).to(tl.int64) * HEADS + head) * V_DIM)[:, None] + cc[None, :]

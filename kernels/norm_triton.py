@@ -215,6 +215,9 @@ def _run(
         "PDL": pdl,
         **launch_options(pdl),
     }
+    if flags["AFTER"] and bias is not None and not triton.knobs.runtime.interpret:
+        # Or the compiler makes one operation of weight and bias, in the low precision, and a rounding is lost.
+        flags["enable_fp_fusion"] = False
     if width > LONGEST_TILE:
         _norm_long[(outer * inner,)](
             rows, w, b, out, inner, width, w_rows, b_rows, rows.stride(0), rows.stride(1), eps,

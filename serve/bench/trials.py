@@ -23,10 +23,10 @@ Rows = Mapping[str, tuple[Row, Mapping[str, Trial]]]
 
 
 class TrialBar:
-    """Trials done, and the row and engine of the next, on standard error; nothing without a terminal."""
+    """Trials done, and the row and engine of the next, on standard error; a line for each trial without a terminal."""
 
     def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
+        self._console = console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -51,9 +51,12 @@ class TrialBar:
         """Say what runs now."""
         self._progress.update(self._task, description=text)
 
-    def advance(self) -> None:
-        """Count a trial."""
+    def advance(self, text: str, figures: Mapping[str, float]) -> None:
+        """Count a trial; who has no terminal, or stops a long run, has seen its figures."""
         self._progress.advance(self._task)
+        if not self._console.is_terminal:
+            found = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            self._console.print(f"{text}: {found}", soft_wrap=True, highlight=False)
 
 
 def run_rows(rows: Rows, *, trials: int, warmup: int, patience_s: float) -> dict[str, RowResult]:
@@ -83,7 +86,7 @@ def _run_row(
             if index >= 0:
                 found[engine].append(figures)
                 disturbed += not clean
-            bar.advance()
+            bar.advance(f"{name} {engine}", figures)
     figures_of_row = {figure: FigureResult.of(figure, goals, found) for figure, goals in row.shown.items()}
     return RowResult(row=row, figures=figures_of_row, disturbed=disturbed)
 

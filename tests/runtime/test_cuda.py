@@ -24,6 +24,8 @@ CUDA = ("hardware.device=cuda", "hardware.memory=auto", "kv.page_tokens=4", "kv.
 # Steps of more than 16 tokens are larger than any bucket, smaller ones are captured.
 LIMITS = ("scheduler.max_num_seqs=4", "scheduler.max_step_tokens=20")
 FUSED = ("passes.compile=false", *CUDA, *LIMITS)
+# One thread: where tests run side by side, threads that wait for each other take the cores from those that compute.
+CPU = ("hardware=cpu", "hardware.threads=1", "passes.compile=false", "passes.quantize=none")
 
 
 REFUSED = {"inkling_text", "rwkv", "deepseek_v4", "minimax", "recurrent_gemma", "minimax_m3_vl_text"}
@@ -56,7 +58,7 @@ def random_prompts(count: int, longest: int) -> list[list[int]]:
 
 def alone(case: Tiny, prompts: Sequence[list[int]]) -> list[list[int]]:
     """Return the answers of the CPU, one request at a time."""
-    with engine_of(case, ("hardware=cpu", "passes.compile=false", "passes.quantize=none")) as engine:
+    with engine_of(case, CPU) as engine:
         return [greedy(engine, [prompt], f"alone{index}.")[0] for index, prompt in enumerate(prompts)]
 
 
@@ -132,7 +134,7 @@ def changed(engine: Engine, prompts: Sequence[list[int]]) -> dict[str, tuple[lis
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_all_that_changes_logits_equals_the_cpu(name: str) -> None:
     case = tiny(name)
-    with engine_of(case, ("hardware=cpu", "passes.compile=false", "passes.quantize=none")) as engine:
+    with engine_of(case, CPU) as engine:
         expected = changed(engine, case.prompts)
     with engine_of(case, FUSED) as engine:
         found = changed(engine, case.prompts)

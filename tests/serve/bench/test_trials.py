@@ -75,3 +75,10 @@ def test_patience_ends(monkeypatch):
     found = run_rows({"row": (Prefill(prompt=4), engines)}, trials=2, warmup=1, patience_s=0)["row"]
     assert len(log) == 3
     assert found.disturbed == 2
+
+
+def test_without_a_terminal_every_trial_says_what_it_found(capsys):
+    row = Prefill(prompt=4, figures={"ttft_ms": Figure(target=3.0)})
+    run_rows({"first": (row, {"treadle": Engine("treadle", [])})}, trials=2, warmup=0, patience_s=0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"first treadle: ttft_ms {index}, prompt_tok_s 1" for index in (1, 2)]
