@@ -47,18 +47,20 @@ K_DIM, V_DIM = 576, 512
 """channels that the kernel is written for: of a key, and of the latent in it"""
 PAGES = (8, 16, 32, 64, 128)
 """tokens of a page"""
-AHEAD = 3
-"""parts of the next block that are multiplied before a block is weighed: work for the matrix units meanwhile"""
+AHEAD = 1
+"""pieces of the next block that are multiplied before a block is weighed: work for the matrix units meanwhile"""
 REGISTERS = 128
 """a thread has at launch: all that a multiprocessor has, over four groups of warps; then they are dealt out anew"""
-DEALT = (176, 120, 40)
+DEALT = (176, 120, 40, 40, 40, 40)
 """registers of a thread that adds (the other half gets what remains), weighs, fetches"""
 
 NOTHING = gl.constexpr(-1e30)
 COLUMNS = gl.constexpr(64)
 """16-bit channels that the copy engine brings at a time: as many as it swizzles together"""
 PARTS = gl.constexpr(9)
-"""of a key: the rope key's, then those of the latent"""
+"""of a key: those of the latent, then the rope key's"""
+PIECES = gl.constexpr(5)
+"""of a block that are waited for: rope keys, then fourths of the latents"""
 SEQUENCES = gl.constexpr(128)
 """Sequences that a program looks at together."""
 UNSPLIT = gl.constexpr(1 << 30)
@@ -118,60 +120,58 @@ def _find(item, share, q_starts, kv_lens, num_rows, num_seqs, HEADS: gl.constexp
 
 @gluon.jit
 def _fetch(
-    arena, ropes, latents, ready, free, pages, layer_unit, begin, blocks, hi, done,
-    PAGE: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr,
+    arena, ropes, parts, ready, free, pages, layer_unit, begin, blocks, hi, done,
+    SHARE: gl.constexpr, PAGE: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
-    """Bring the blocks of keys from ``begin`` on into the buffers, as they become free.
+    """Bring a fourth of the keys of each block from ``begin`` on into the buffers, as these become free.
 
     A page may begin anywhere among multiples of 256 bytes, a row has 9 x 128: the parts of a page's tokens lie in one
     column of the arena all the same, though not in the rows and columns that the tokens' own would be.
     """
-    BOX: gl.constexpr = min(PAGE, BN)
+    TOKENS: gl.constexpr = BN // 4
+    BOX: gl.constexpr = min(PAGE, TOKENS)
     last = gl.maximum(hi - 1, 0)
     for n in range(blocks):
         slot = (done + n) % DEPTH
         again = ((done + n) // DEPTH & 1) ^ 1
         at = ()
-        for i in gl.static_range(BN // BOX):
+        for i in gl.static_range(TOKENS // BOX):
             # Past the end, the last page again: what is copied is never looked at.
-            t = gl.minimum(begin + n * BN + i * BOX, last)
-            unit = (gl.load(pages + t // PAGE) + layer_unit) * 2 + t % PAGE // BOX * (BOX * PARTS)
-            at = at + (unit,)  # noqa: RUF005 (Gluon knows no other)
-        mbarrier.wait(free.index(slot * 3), again)
-        mbarrier.expect(ready.index(slot * PARTS), BN * COLUMNS * 2)
-        for i in gl.static_range(BN // BOX):
-            unit = at[i] + PARTS - 1
-            async_load(
-                arena,
-                [unit // PARTS, unit % PARTS * COLUMNS],
-                ready.index(slot * PARTS),
-                ropes.index(slot).slice(i * BOX, BOX),
-            )
-        for part in gl.static_range(PARTS - 1):
-            if part % 4 == 0:
-                mbarrier.wait(free.index(slot * 3 + 1 + part // 4), again)
-            mbarrier.expect(ready.index(slot * PARTS + 1 + part), BN * COLUMNS * 2)
-            for i in gl.static_range(BN // BOX):
-                unit = at[i] + part
-                async_load(
-                    arena,
-                    [unit // PARTS, unit % PARTS * COLUMNS],
-                    ready.index(slot * PARTS + 1 + part),
-                    latents.index(slot * (PARTS - 1) + part).slice(i * BOX, BOX),
-                )
+            t = gl.minimum(begin + n * BN + SHARE * TOKENS + i * BOX, last)
+            unit = (gl.load(pages + t // PAGE) + layer_unit) * 2
+            row = unit // PARTS
+            at = at + (row + t % PAGE // BOX * BOX, unit - row * PARTS)  # type: ignore[assignment] # noqa: RUF005
+        for piece in gl.static_range(PIECES):
+            mbarrier.wait(free.index(slot * PIECES + piece), again)
+            mbarrier.expect(ready.index(slot * PIECES + piece), TOKENS * COLUMNS * (2 if piece == 0 else 4))
+            for part in gl.static_range(PARTS - 1 if piece == 0 else piece * 2 - 2, PARTS if piece == 0 else piece * 2):
+                for i in gl.static_range(TOKENS // BOX):
+                    over = at[2 * i + 1] + part >= PARTS
+                    row = at[2 * i] + over.to(gl.int32)
+                    column = at[2 * i + 1] + part - gl.where(over, PARTS, 0)
+                    if piece == 0:
+                        there = ropes.index(slot)
+                    else:
+                        there = parts.index(slot * (PARTS - 1) + part)
+                    async_load(
+                        arena,
+                        [row, column * COLUMNS],
+                        ready.index(slot * PIECES + piece),
+                        there.slice(SHARE * TOKENS + i * BOX, BOX),
+                    )
 
 
 @gluon.jit
-def _multiply(q, ropes, latents, ready, s, n, FROM: gl.constexpr, TO: gl.constexpr, DEPTH: gl.constexpr):
-    """Add the products of parts FROM .. TO - 1 of queries and of the n-th block's keys to ``s``, as they arrive."""
+def _multiply(q_rope, q_latent, ropes, latents, ready, s, n, FROM: gl.constexpr, TO: gl.constexpr, DEPTH: gl.constexpr):
+    """Add the products of pieces FROM .. TO - 1 of queries and of the n-th block's keys to ``s``, as they arrive."""
     slot = n % DEPTH
-    for part in gl.static_range(FROM, TO):
-        mbarrier.wait(ready.index(slot * PARTS + part), n // DEPTH & 1)
-        if part == 0:
-            keys = ropes.index(slot)
+    for piece in gl.static_range(FROM, TO):
+        mbarrier.wait(ready.index(slot * PIECES + piece), n // DEPTH & 1)
+        if piece == 0:
+            s = warpgroup_mma(q_rope, ropes.index(slot).permute((1, 0)), s, use_acc=False, is_async=True)
         else:
-            keys = latents.index(slot * (PARTS - 1) + part - 1)
-        s = warpgroup_mma(q.index(part), keys.permute((1, 0)), s, use_acc=part > 0, is_async=True)
+            keys = latents.index(slot * 4 + piece - 1)
+            s = warpgroup_mma(q_latent.index(piece - 1), keys.permute((1, 0)), s, is_async=True)
     return s
 
 
@@ -202,9 +202,9 @@ def _pass_on(
 
 @gluon.jit
 def _weigh(
-    q, ropes, latents, ready, free, weights, shrinks, shares, passed, taken, closed, stats, sinks, tile, count, length,
-    begin, blocks, whole, hi, place, splits, done, scale, HEADS: gl.constexpr, HAS_SINKS: gl.constexpr,
-    BN: gl.constexpr, DEPTH: gl.constexpr, AHEAD: gl.constexpr,
+    q_rope, q_latent, ropes, latents, asked, ready, free, weights, shrinks, shares, passed, taken, closed, stats,
+    sinks, tile, count, length, begin, blocks, whole, hi, place, splits, done, turn, scale,
+    HEADS: gl.constexpr, HAS_SINKS: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Weigh the tile's blocks of keys; leave what its rows sum up to."""
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -214,26 +214,27 @@ def _weigh(
     top = gl.full([64], NOTHING, gl.float32, layout=gl.SliceLayout(1, LOGITS))
     total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, LOGITS))
     none = gl.zeros([64, BN], gl.float32, layout=LOGITS)
-    s = _multiply(q, ropes, latents, ready, none, done, 0, PARTS, DEPTH)
+    mbarrier.wait(asked, turn & 1)
+    s = _multiply(q_rope, q_latent, ropes, latents, ready, none, done, 0, PIECES, DEPTH)
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(free.index(done % DEPTH * 3), count=1)
+    mbarrier.arrive(free.index(done % DEPTH * PIECES), count=1)
     plain = gl.minimum(whole, blocks - 1)
     for n in range(plain):
-        ahead = _multiply(q, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
+        ahead = _multiply(q_rope, q_latent, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
         top, total = _pass_on(
             s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, False, LOGITS
         )  # fmt: skip
-        ahead = _multiply(q, ropes, latents, ready, ahead, done + n + 1, AHEAD, PARTS, DEPTH)
+        ahead = _multiply(q_rope, q_latent, ropes, latents, ready, ahead, done + n + 1, AHEAD, PIECES, DEPTH)
         s = warpgroup_mma_wait(0, deps=(ahead,))
-        mbarrier.arrive(free.index((done + n + 1) % DEPTH * 3), count=1)
+        mbarrier.arrive(free.index((done + n + 1) % DEPTH * PIECES), count=1)
     for n in range(plain, blocks - 1):
-        ahead = _multiply(q, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
+        ahead = _multiply(q_rope, q_latent, ropes, latents, ready, none, done + n + 1, 0, AHEAD, DEPTH)
         top, total = _pass_on(
             s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, True, LOGITS
         )  # fmt: skip
-        ahead = _multiply(q, ropes, latents, ready, ahead, done + n + 1, AHEAD, PARTS, DEPTH)
+        ahead = _multiply(q_rope, q_latent, ropes, latents, ready, ahead, done + n + 1, AHEAD, PIECES, DEPTH)
         s = warpgroup_mma_wait(0, deps=(ahead,))
-        mbarrier.arrive(free.index((done + n + 1) % DEPTH * 3), count=1)
+        mbarrier.arrive(free.index((done + n + 1) % DEPTH * PIECES), count=1)
     n = blocks - 1
     top, total = _pass_on(
         s, top, total, weights, shrinks, passed, taken, done + n, begin + n * BN, hi, at, scale, True, LOGITS
@@ -256,60 +257,92 @@ def _weigh(
 
 
 @gluon.jit
+def _ask(
+    q, q_rope, q_parts, asked, first, tile, count, q_stride, FROM: gl.constexpr, TO: gl.constexpr, HEADS: gl.constexpr
+):
+    """Bring parts FROM .. TO - 1 of the tile's queries into shared memory."""
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    flat = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
+    row = q + (first + flat // HEADS).to(gl.int64) * q_stride + flat % HEADS * (PARTS * COLUMNS)
+    inside = flat // HEADS < count
+    for part in gl.static_range(FROM, TO):
+        c = part * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LOAD))
+        line = gl.load(row[:, None] + c[None, :], mask=inside[:, None], other=0.0)
+        if part == PARTS - 1:
+            q_rope.store(line)
+        else:
+            q_parts.index(part).store(line)
+    fence_async_shared()
+    mbarrier.arrive(asked, count=1)
+
+
+@gluon.jit
 def _add(
-    values, ready, free, weights, shrinks, taken, acc, n,
+    latents, ready, free, weights, shrinks, taken, left, right, n,
     HALF: gl.constexpr, DEPTH: gl.constexpr, RESULT: gl.constexpr,
 ):  # fmt: skip
     """Add a block's values, weighed, to what is there of those before."""
     slot = n % DEPTH
-    acc = acc * shrinks.load(gl.SliceLayout(1, RESULT))[:, None]
-    for part in gl.static_range(4):
-        mbarrier.wait(ready.index(slot * PARTS + 1 + HALF * 4 + part), n // DEPTH & 1)
-    acc = warpgroup_mma(weights, values.index(slot * 2 + HALF), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(free.index(slot * 3 + 1 + HALF), count=1)
+    shrink = shrinks.load(gl.SliceLayout(1, RESULT))[:, None]
+    left = left * shrink
+    right = right * shrink
+    mbarrier.wait(ready.index(slot * PIECES + 1 + HALF), n // DEPTH & 1)
+    mbarrier.wait(ready.index(slot * PIECES + 3 + HALF), n // DEPTH & 1)
+    left = warpgroup_mma(weights, latents.index(slot * 4 + HALF), left, is_async=True)
+    right = warpgroup_mma(weights, latents.index(slot * 4 + 2 + HALF), right, is_async=True)
+    left = warpgroup_mma_wait(1, deps=(left,))
+    mbarrier.arrive(free.index(slot * PIECES + 1 + HALF), count=1)
+    right = warpgroup_mma_wait(0, deps=(right,))
+    mbarrier.arrive(free.index(slot * PIECES + 3 + HALF), count=1)
     mbarrier.arrive(taken, count=1)
-    return acc
+    return left, right
 
 
 @gluon.jit
 def _add_up(
-    latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial, first, tile, count,
-    begin, blocks, hi, place, splits, done, turn,
+    q, q_rope, q_parts, parts, latents, asked, ready, free, weights, shrinks, shares, passed, taken, closed, out,
+    partial, first, tile, count, begin, blocks, hi, place, splits, done, turn, q_stride,
     HALF: gl.constexpr, HEADS: gl.constexpr, BN: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
-    """Add up half of the values' channels, for all rows of the tile."""
-    WIDTH: gl.constexpr = 4 * COLUMNS
-    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * COLUMNS, 16])
+    """Add up two fourths of the values' channels, for all rows of the tile."""
+    WIDTH: gl.constexpr = 2 * COLUMNS
+    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    acc = gl.zeros([64, WIDTH], gl.float32, layout=RESULT)
+    _ask(q, q_rope, q_parts, asked, first, tile, count, q_stride, HALF * 5, 5 + HALF * 4, HEADS)
+    left = gl.zeros([64, WIDTH], gl.float32, layout=RESULT)
+    right = gl.zeros([64, WIDTH], gl.float32, layout=RESULT)
     for n in range(blocks - 1):
         mbarrier.wait(passed, (done + n) & 1)
-        acc = _add(values, ready, free, weights, shrinks, taken, acc, done + n, HALF, DEPTH, RESULT)
+        left, right = _add(latents, ready, free, weights, shrinks, taken, left, right, done + n, HALF, DEPTH, RESULT)
     n = blocks - 1
     mbarrier.wait(passed, (done + n) & 1)
     if begin + blocks * BN > hi:
         # Rows without a token may hold anything, even NaN, which no weight of 0 takes away.
         t = begin + n * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, LOAD))
         slot = (done + n) % DEPTH
-        for part in gl.static_range(4):
-            mbarrier.wait(ready.index(slot * PARTS + 1 + HALF * 4 + part), (done + n) // DEPTH & 1)
-            last = latents.index(slot * (PARTS - 1) + HALF * 4 + part)
+        for i in gl.static_range(4):
+            piece = HALF + i // 2 * 2
+            mbarrier.wait(ready.index(slot * PIECES + 1 + piece), (done + n) // DEPTH & 1)
+            last = parts.index(slot * (PARTS - 1) + piece * 2 + i % 2)
             last.store(gl.where((t < hi)[:, None], last.load(LOAD), 0.0))
         fence_async_shared()
-    acc = _add(values, ready, free, weights, shrinks, taken, acc, done + n, HALF, DEPTH, RESULT)
+    left, right = _add(latents, ready, free, weights, shrinks, taken, left, right, done + n, HALF, DEPTH, RESULT)
     mbarrier.wait(closed, turn & 1)
-    acc = acc * shares.load(gl.SliceLayout(1, RESULT))[:, None]
+    share = shares.load(gl.SliceLayout(1, RESULT))[:, None]
+    left = left * share
+    right = right * share
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, RESULT))
     c = HALF * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, RESULT))
     flat = tile * 64 + row
-    inside = flat // HEADS < count
+    inside = (flat // HEADS < count)[:, None]
     if splits > 1:
-        there = (place.to(gl.int64) * 64 + row) * (2 * WIDTH)
-        gl.store(partial + there[:, None] + c[None, :], acc, mask=inside[:, None])
+        there = ((place.to(gl.int64) * 64 + row) * (4 * WIDTH))[:, None] + c[None, :]
+        gl.store(partial + there, left, mask=inside)
+        gl.store(partial + there + 2 * WIDTH, right, mask=inside)
     else:
-        there = (first.to(gl.int64) * HEADS + flat) * (2 * WIDTH)
-        gl.store(out + there[:, None] + c[None, :], acc.to(weights.dtype), mask=inside[:, None])
+        there = ((first.to(gl.int64) * HEADS + flat) * (4 * WIDTH))[:, None] + c[None, :]
+        gl.store(out + there, left.to(weights.dtype), mask=inside)
+        gl.store(out + there + 2 * WIDTH, right.to(weights.dtype), mask=inside)
 
 
 @gluon.jit(do_not_specialize=["most", "least_keys", "num_rows", "num_seqs", "table_stride"])
@@ -320,34 +353,38 @@ def attend(
     DEPTH: gl.constexpr, AHEAD: gl.constexpr, DEALT: gl.constexpr,
 ):  # fmt: skip
     """Grid: any number of programs, that take turns at the work there is. arena: its bytes as rows of 576 channels."""
-    WIDTH: gl.constexpr = COLUMNS * PARTS
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     dtype: gl.constexpr = q.dtype.element_ty
-    queries = gl.allocate_shared_memory(dtype, [PARTS, 64, COLUMNS], SHARED)
+    q_ropes = gl.allocate_shared_memory(dtype, [1, 64, COLUMNS], SHARED)
+    q_parts = gl.allocate_shared_memory(dtype, [PARTS - 1, 64, COLUMNS], SHARED)
     ropes = gl.allocate_shared_memory(dtype, [DEPTH, BN, COLUMNS], SHARED)
-    latents = gl.allocate_shared_memory(dtype, [DEPTH * (PARTS - 1), BN, COLUMNS], SHARED)
-    # The same bytes: a block of 256 channels lies in memory as parts of COLUMNS channels, one after the other.
+    parts = gl.allocate_shared_memory(dtype, [DEPTH * (PARTS - 1), BN, COLUMNS], SHARED)
+    # The same bytes: 128 channels of a block lie in memory as parts of COLUMNS channels, one after the other.
     if RENAMED:
-        values = latents.reinterpret(dtype, [DEPTH * 2, BN, 4 * COLUMNS], SHARED)
+        q_latent = q_parts.reinterpret(dtype, [4, 64, 2 * COLUMNS], SHARED)
+        latents = parts.reinterpret(dtype, [DEPTH * 4, BN, 2 * COLUMNS], SHARED)
     else:
-        values = latents._reinterpret(dtype, [DEPTH * 2, BN, 4 * COLUMNS], SHARED)
+        q_latent = q_parts._reinterpret(dtype, [4, 64, 2 * COLUMNS], SHARED)
+        latents = parts._reinterpret(dtype, [DEPTH * 4, BN, 2 * COLUMNS], SHARED)
+    q_rope = q_ropes.index(0)
     weights = gl.allocate_shared_memory(dtype, [64, BN], SHARED)
     shrinks = gl.allocate_shared_memory(gl.float32, [64], LINE)
     shares = gl.allocate_shared_memory(gl.float32, [64], LINE)
-    ready = gl.allocate_shared_memory(gl.int64, [DEPTH * PARTS, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [DEPTH * 3, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [DEPTH * PIECES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [DEPTH * PIECES, 1], mbarrier.MBarrierLayout())
+    asked = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     passed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     closed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(DEPTH * PARTS):
-        mbarrier.init(ready.index(i), count=1)
-    for i in gl.static_range(DEPTH * 3):
+    for i in gl.static_range(DEPTH * PIECES):
+        mbarrier.init(ready.index(i), count=4)
         mbarrier.init(free.index(i), count=1)
+    mbarrier.init(asked, count=2)
     mbarrier.init(passed, count=1)
     mbarrier.init(taken, count=2)
     mbarrier.init(closed, count=1)
+    fence_async_shared()
     share = num_seqs * 0 + UNSPLIT
     if SPLIT:
         share = _share(q_starts, kv_lens, num_rows, num_seqs, most, least_keys, HEADS)
@@ -366,14 +403,6 @@ def attend(
         first = gl.load(q_starts + sequence)
         end = gl.load(q_starts + sequence + 1, mask=sequence < num_seqs, other=num_rows)
         count = end - first
-        for part in gl.static_range(PARTS):
-            flat = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
-            token = flat // HEADS
-            c = (part + PARTS - 1) % PARTS * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LOAD))
-            row = q + (first + token).to(gl.int64) * q_stride + flat % HEADS * WIDTH
-            inside = token < count
-            queries.index(part).store(gl.load(row[:, None] + c[None, :], mask=inside[:, None], other=0.0))
-        fence_async_shared()
         earliest = tile * 64 // HEADS
         latest = gl.minimum((tile * 64 + 63) // HEADS, count - 1)
         hi = gl.minimum(keys - count + latest + 1, keys)
@@ -391,33 +420,57 @@ def attend(
                 (
                     _add_up,
                     (
-                        latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial,
-                        first, tile, count, begin, blocks, hi, place, splits, done, turn, 0, HEADS, BN, DEPTH,
+                        q, q_rope, q_parts, parts, latents, asked, ready, free, weights, shrinks, shares, passed,
+                        taken, closed, out, partial, first, tile, count, begin, blocks, hi, place, splits, done, turn,
+                        q_stride, 0, HEADS, BN, DEPTH,
                     ),
                 ),
                 (
                     _add_up,
                     (
-                        latents, values, ready, free, weights, shrinks, shares, passed, taken, closed, out, partial,
-                        first, tile, count, begin, blocks, hi, place, splits, done, turn, 1, HEADS, BN, DEPTH,
+                        q, q_rope, q_parts, parts, latents, asked, ready, free, weights, shrinks, shares, passed,
+                        taken, closed, out, partial, first, tile, count, begin, blocks, hi, place, splits, done, turn,
+                        q_stride, 1, HEADS, BN, DEPTH,
                     ),
                 ),
                 (
                     _weigh,
                     (
-                        queries, ropes, latents, ready, free, weights, shrinks, shares, passed, taken, closed, stats,
-                        sinks, tile, count, keys, begin, blocks, whole, hi, place, splits, done, scale, HEADS,
-                        HAS_SINKS, BN, DEPTH, AHEAD,
+                        q_rope, q_latent, ropes, latents, asked, ready, free, weights, shrinks, shares, passed, taken,
+                        closed, stats, sinks, tile, count, keys, begin, blocks, whole, hi, place, splits, done, turn,
+                        scale, HEADS, HAS_SINKS, BN, DEPTH, AHEAD,
                     ),
                 ),
                 (
                     _fetch,
                     (
-                        arena, ropes, latents, ready, free, pages, layer_unit, begin, blocks, hi, done, PAGE, BN, DEPTH,
+                        arena, ropes, parts, ready, free, pages, layer_unit, begin, blocks, hi, done, 0, PAGE, BN,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _fetch,
+                    (
+                        arena, ropes, parts, ready, free, pages, layer_unit, begin, blocks, hi, done, 1, PAGE, BN,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _fetch,
+                    (
+                        arena, ropes, parts, ready, free, pages, layer_unit, begin, blocks, hi, done, 2, PAGE, BN,
+                        DEPTH,
+                    ),
+                ),
+                (
+                    _fetch,
+                    (
+                        arena, ropes, parts, ready, free, pages, layer_unit, begin, blocks, hi, done, 3, PAGE, BN,
+                        DEPTH,
                     ),
                 ),
             ],
-            [4, 4, 1],
+            [4, 4, 1, 1, 1, 1],
             DEALT,
         )  # fmt: skip
         done += blocks
@@ -437,7 +490,7 @@ def launch(
     # No page lies in the row that the arena's last bytes may begin.
     shape = [-(-arena.numel() // k_dim), k_dim]
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    described = TensorDescriptor(arena, shape, [k_dim, 1], [min(page_tokens, BLOCK), COLUMNS.value], layout)
+    described = TensorDescriptor(arena, shape, [k_dim, 1], [min(page_tokens, BLOCK // 4), COLUMNS.value], layout)
     options: dict[str, Any] = {"num_warps": 4, "maxnreg": REGISTERS}
     attend[(programs,)](
         described, q, out, partial, stats, page_table, q_starts, kv_lens, layer_offset, sinks, splits, least_keys,
