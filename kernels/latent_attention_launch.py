@@ -139,18 +139,12 @@ def paged_latent_attention(
         **({"launch_pdl": True} if pdl else {}),
     }
     counts = (choices, plan.splits, tiles.keys, tokens, sequences)
+    tensors = (
+        q, out, partial, stats, arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, extra
+    )  # fmt: skip
     if hopper:
         latent_attention_hopper.launch(
-            q,
-            out,
-            partial,
-            stats,
-            arena.view(q.dtype),
-            page_table,
-            q_starts,
-            kv_lens,
-            layer_offset,
-            extra,
+            *tensors,
             programs=plan.programs,
             splits=plan.splits,
             least_keys=tiles.keys,
@@ -160,16 +154,7 @@ def paged_latent_attention(
         )
     else:
         latent_attention_triton.attend[(plan.programs,)](
-            q,
-            out,
-            partial,
-            stats,
-            arena.view(q.dtype),
-            page_table,
-            q_starts,
-            kv_lens,
-            layer_offset,
-            extra,
+            *tensors,
             q_starts if select is None else select,
             *counts,
             q.stride(0),
