@@ -18,8 +18,9 @@ from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-JOIN_ROWS, JOIN_COLUMNS, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 2, 128, 16, 4, 8
-"""How splits of tiles are joined: rows, channels and splits at a time, warps, programs on a multiprocessor."""
+JOIN_PART, JOIN_SPLITS, JOIN_WARPS, JOIN_OCCUPANCY = 128, 64, 8, 8
+"""How splits of tiles are joined: channels and splits at a time at least and at most, warps, programs on a
+multiprocessor."""
 FIXED_ROWS = 16
 """Rows of a tile where a row is to be computed alike in every step."""
 
@@ -38,7 +39,7 @@ class Tiles:
     """programs that run on a multiprocessor at a time"""
     keys: int = 128
     """keys that a split has at least; 0: no tile is split"""
-    waves: int = 2
+    waves: int = 1
     """splits for each program that runs at a time: more are dealt out more evenly, and cost more to join"""
 
 
@@ -53,10 +54,10 @@ def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: i
     rows = min(max(16, int(triton.next_power_of_2(together))), 64)
     if width > 512:
         return Tiles(rows=min(rows, 32), block=32, warps=8, stages=1)
-    if rows <= 32 and width <= 256:
-        return Tiles(rows=rows, block=32, warps=4, stages=3, occupancy=2)
+    if rows <= 16 or (rows <= 32 and width <= 256):
+        return Tiles(rows=rows, block=32, warps=4, stages=2, occupancy=2)
     # Four warps of wide rows spill registers.
-    return Tiles(rows=rows, block=32, warps=8, stages=3)
+    return Tiles(rows=rows, block=32, warps=8, stages=2)
 
 
 HOPPER_TILES = Tiles(
@@ -184,9 +185,9 @@ def paged_latent_attention(
             kv_lens,
             extra,
             *counts,
-            ROWS=JOIN_ROWS,
-            COLUMNS=min(block_c, JOIN_COLUMNS),
-            SPLITS=JOIN_SPLITS,
+            ROWS=plan.join_rows,
+            COLUMNS=plan.join_columns,
+            SPLITS=plan.join_splits,
             num_warps=JOIN_WARPS,
             **shared,
         )
@@ -200,6 +201,10 @@ class _Plan:
     """the most splits of tiles that are split; 0: none is"""
     joins: int
     """programs that join them"""
+    join_rows: int
+    join_columns: int
+    join_splits: int
+    """what each of them takes at a time"""
 
 
 def _plan(
@@ -219,9 +224,16 @@ def _plan(
         room = PARTIAL_BYTES // (tiles.rows * (v_dim + 2) * 4)
         splits = min(slots * tiles.waves, room, most * (reach // tiles.keys))
     programs = min(slots, most * max(reach // tiles.keys, 1) if splits else most)
-    parts = tiles.rows // JOIN_ROWS * triton.cdiv(v_dim, JOIN_COLUMNS)
-    joins = min(processors * JOIN_OCCUPANCY, splits * parts)
-    return _Plan(programs=programs, splits=splits, joins=joins)
+    # Few rows have many splits each: more of these at a time, of fewer channels, by as many programs.
+    joins, width = processors * JOIN_OCCUPANCY, padded(v_dim)
+    parts = most * tiles.rows * triton.cdiv(width, JOIN_PART)
+    together = min(int(triton.next_power_of_2(triton.cdiv(parts, joins))), 16)
+    columns = min(width, JOIN_PART * together)
+    rows = min(max(together * JOIN_PART // width, 1), tiles.rows)
+    return _Plan(
+        programs=programs, splits=splits, joins=min(joins, splits * tiles.rows), join_rows=rows,
+        join_columns=columns, join_splits=max(JOIN_SPLITS // together, 4),
+    )  # fmt: skip
 
 
 def padded(dim: int) -> int:

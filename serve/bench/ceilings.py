@@ -18,14 +18,20 @@ LONG_ENOUGH_S = 0.02
 
 
 def measure_ceilings(backend: Backend) -> dict[str, float]:
-    """Return GB/s of reading and of copying (read and written bytes), and TFLOP/s of square products by dtype."""
+    """Return GB/s of reading, of copying (read and written bytes), of copies from and to pinned host memory, and
+    TFLOP/s of square products by dtype."""
     num_bytes = min(LARGEST_BYTES, backend.memory().available_bytes // 8) & ~4095
     # Ones: memory that was never written is one page of zeros in a cache.
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=backend.device)
     read_s = _seconds(backend, source.sum)
     copy_s = _seconds(backend, partial(torch.ones_like(source).copy_, source))
-    del source
     found = {"read_gb_s": num_bytes / read_s / 1e9, "copy_gb_s": 2 * num_bytes / copy_s / 1e9}
+    host = backend.host(num_bytes).view(torch.float32)
+    host.fill_(1.0)
+    for name, target, origin in (("to_device", source, host), ("to_host", host, source)):
+        seconds = _seconds(backend, partial(target.copy_, origin, non_blocking=True))
+        found[f"{name}_gb_s"] = num_bytes / seconds / 1e9
+    del source, host
     for dtype in (torch.bfloat16, torch.float32):
         found[f"{str(dtype).removeprefix('torch.')}_tflop_s"] = _product_rate(backend, dtype) / 1e12
     return found
