@@ -61,7 +61,7 @@ def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: i
 
 
 HOPPER_TILES = Tiles(
-    rows=latent_attention_hopper.ROWS, block=latent_attention_hopper.BLOCK, warps=13, stages=2, keys=128, waves=1
+    rows=latent_attention_hopper.ROWS, block=latent_attention_hopper.BLOCK, warps=16, stages=2, keys=128, waves=1
 )
 """Those of the kernel that is written for Hopper. A program fills a multiprocessor, and more splits are no faster."""
 

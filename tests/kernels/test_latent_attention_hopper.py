@@ -72,9 +72,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("batch", REAL_BATCHES)
-@pytest.mark.parametrize("heads", [128, 100, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("page_tokens", "sinks"), [(16, False), (64, True), (8, False), (128, True)])
+@pytest.mark.parametrize(
+    ("heads", "dtype", "page_tokens", "sinks"),
+    [
+        (128, torch.bfloat16, 16, False),
+        (100, torch.float16, 64, True),
+        (16, torch.bfloat16, 8, False),
+        (128, torch.bfloat16, 128, True),
+    ],
+)
 def test_it_equals_the_exact_result(
     batch: str, heads: int, dtype: torch.dtype, page_tokens: int, sinks: bool
 ) -> None:  # fmt: skip
@@ -83,7 +89,6 @@ def test_it_equals_the_exact_result(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("heads", [128, 32])
 @pytest.mark.parametrize("batches", CAPTURED)
-def test_a_captured_step_serves_any_lengths(batches: tuple[list[int], list[int]], heads: int) -> None:
-    check_captured(paged_latent_attention, batches, heads)
+def test_a_captured_step_serves_any_lengths(batches: tuple[list[int], list[int]]) -> None:
+    check_captured(paged_latent_attention, batches, 128)
