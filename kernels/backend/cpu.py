@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -151,6 +151,11 @@ class CpuBackend:
     def host(self, num_bytes: int) -> Tensor:
         """Return zeroed memory: the device's own."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def copy(self, source: Tensor, target: Tensor, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Copy byte ranges, one after the other."""
+        for begin, there, size in ranges:
+            target[there : there + size].copy_(source[begin : begin + size])
 
     def trim(self) -> None:
         """Nothing: what is not used is not held."""

@@ -6,7 +6,7 @@ that the host schedules the next step while this one computes. Work on one strea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -100,6 +100,14 @@ class Backend(Protocol):
         """Return zeroed host memory that copies to and from the device use without waiting: [num_bytes] uint8.
 
         It takes no more than was asked for, large as that may be.
+        """
+        ...
+
+    def copy(self, source: Tensor, target: Tensor, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """Copy (begin in ``source``, begin in ``target``, bytes) for all ``ranges``, inside work submitted to a stream.
+
+        Both are [bytes] uint8, from ``allocate`` or ``host``, and outlive the copies; ranges of ``target`` do not
+        overlap.
         """
         ...
 

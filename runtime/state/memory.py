@@ -300,11 +300,10 @@ class StateMemory:
         snapshots.force_unlock()
         for pool in self.arena.pools:
             held = list(snapshots.items(pool.kind))
-            if pool.kind == 0:
-                held += tree.pages()
-            else:
+            if pool.kind != 0:
                 self._holders[pool.kind].clear()
-            if pool.num_refs != len(held):
+            if pool.num_refs != len(held) + (tree.num_pages if pool.kind == 0 else 0):
+                held += tree.pages() if pool.kind == 0 else ()
                 for owner, count in pool.reclaim(held).items():
                     leaked[owner] = leaked.get(owner, 0) + count
         self.sessions.resume(pins)

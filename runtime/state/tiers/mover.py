@@ -25,7 +25,7 @@ class Mover:
 
     def __init__(self, backend: Backend, arena: Tensor, host: Tensor, stream: Stream) -> None:
         """``stream`` is where the arena's content is computed. Shapes: both [bytes] uint8."""
-        self._arena, self._host, self._main = arena, host, stream
+        self._backend, self._arena, self._host, self._main = backend, arena, host, stream
         self._down, self._up = backend.stream(overlap=True), backend.stream(overlap=True)
         self._under_way: dict[bool, deque[tuple[Event[None], Settle]]] = {False: deque(), True: deque()}
 
@@ -43,14 +43,14 @@ class Mover:
         """Copy from the arena, behind all that was launched; ``settle`` is called by a later ``poll``."""
         ranges = [(units * UNIT_BYTES, entry.begin, entry.num_bytes) for entry, units in moves]
         self._down.follow(self._main)
-        event = self._down.submit(copy_ranges, self._arena, self._host, ranges)
+        event = self._down.submit(copy_ranges, self._backend, self._arena, self._host, ranges)
         self._under_way[False].append((event, settle))
 
     def lift(self, moves: Sequence[Move], settle: Settle) -> None:
         """Copy into the arena, behind all that was launched, which may still read what was there."""
         ranges = [(entry.begin, units * UNIT_BYTES, entry.num_bytes) for entry, units in moves]
         self._up.follow(self._main)
-        event = self._up.submit(copy_ranges, self._host, self._arena, ranges)
+        event = self._up.submit(copy_ranges, self._backend, self._host, self._arena, ranges)
         self._under_way[True].append((event, settle))
 
     def poll(self) -> None:

@@ -37,6 +37,8 @@ PIN_SHARE = 0.5
 """The most of the pool that may be pinned."""
 FLIGHT_SHARE = 0.5
 """The most of the pool that sinking objects, and loads, may be filling at once."""
+LIFTED_TOGETHER = 128
+"""Objects of a fetch that are copied at a time."""
 CLOSE_S = 5.0
 CLEAR_S = 60.0
 
@@ -144,6 +146,9 @@ class Tiers:
             if entry is not None:
                 self._stats.host_hits += 1
                 self._rising.append((entry, each.offset_units, ticket, index))
+                if len(self._rising) >= LIFTED_TOGETHER:
+                    # The first are on their way while the others are looked up.
+                    self._lift()
             else:
                 self._loads.want(each, partial(self._arrived, each, ticket, index))
         self._loads.start()

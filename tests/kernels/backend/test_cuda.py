@@ -49,13 +49,13 @@ def test_a_stream_follows_another_and_copies_go_both_ways() -> None:
     main.submit(memory.fill_, 7)
     side.follow(main)
     ranges = [(0, 256, 4096), (8192, 8192, size - 8192)]
-    event = side.submit(copy_ranges, memory, host, ranges)
+    event = side.submit(copy_ranges, backend, memory, host, ranges)
     assert not event.done
     event.wait()
     assert int(host.sum(dtype=torch.int64)) == 7 * (4096 + size - 8192)
     assert int(host[:256].sum()) == 0
     side.submit(memory.zero_)
-    side.submit(copy_ranges, host, memory, [(there, begin, count) for begin, there, count in ranges]).wait()
+    side.submit(copy_ranges, backend, host, memory, [(there, begin, count) for begin, there, count in ranges]).wait()
     assert int(memory.sum(dtype=torch.int64)) == 7 * (4096 + size - 8192)
     assert int(memory[4096:8192].sum()) == 0
     main.close()
@@ -107,3 +107,23 @@ def test_features_are_those_that_the_driver_tells() -> None:
     device = machine.cuda_device()
     assert device is not None
     assert CudaBackend().features == {device.capability}
+
+
+@pytest.mark.gpu
+def test_copies_of_ranges_are_launched_in_order_and_none_ends_outside_of_memory() -> None:
+    backend = CudaBackend()
+    stream = backend.stream(overlap=True)
+    memory, host = backend.allocate(1 << 20), backend.host(1 << 20)
+    host.copy_(torch.randint(0, 256, (1 << 20,), dtype=torch.uint8))
+    sizes = [1, 255, 256, 4097, 100_000]
+    begins = [sum(sizes[:index]) for index in range(len(sizes))]
+    ranges = [(begin, (1 << 20) - begin - size, size) for begin, size in zip(begins, sizes)]
+    stream.submit(torch.cuda._sleep, 50_000_000)
+    stream.submit(backend.copy, host, memory, ranges)
+    back = stream.submit(lambda: memory.cpu()).wait()
+    for begin, there, size in ranges:
+        assert torch.equal(back[there : there + size], host[begin : begin + size])
+    assert int(back[: (1 << 20) - sum(sizes)].sum()) == 0
+    with pytest.raises(AssertionError, match="outside"):
+        stream.submit(backend.copy, host, memory, [(0, (1 << 20) - 1, 2)]).wait()
+    stream.close()
