@@ -13,8 +13,8 @@ from torch import Tensor
 from treadle.graph.recurrent_ops import PART
 
 SCHEMAS: dict[str, str] = {
-    # q, k, v [T, H, D], slopes [H] float32 -> [T, H, D]. S [H, D, D] float32: S = exp(-slope) S + k v'; out = S' q
-    "decay_scan": f"(Tensor q, Tensor k, Tensor v, Tensor slopes, {PART}) -> Tensor",
+    # q, k, v [T, H, D], rates [H] float32, < 0 -> [T, H, D]. S [H, D, D] float32: S = exp(rate) S + v k'; out = S q
+    "decay_scan": f"(Tensor q, Tensor k, Tensor v, Tensor rates, {PART}) -> Tensor",
     # x, in_gate, a_gate [T, C], in_bias, a_bias, param [C] -> [T, C]. s [C] float32: s = a s + m sigmoid(in_gate) x,
     # a = exp(-8 softplus(param) sigmoid(a_gate)), m = sqrt(1 - a^2), 1 at position 0
     "rglru": f"(Tensor x, Tensor in_gate, Tensor a_gate, Tensor in_bias, Tensor a_bias, Tensor param, {PART})"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treadle.graph.state import UNIT_BYTES
 from treadle.graph.workspace import PARTIAL_BYTES
-from treadle.kernels import latent_attention_triton
+from treadle.kernels import latent_attention_hopper, latent_attention_triton
 from treadle.kernels.cache_write import rows_contiguous
 from treadle.kernels.cache_write_triton import alignment
 
@@ -60,6 +60,23 @@ def tiles_for(heads: int, tokens: int, sequences: int, width: int, item_bytes: i
     return Tiles(rows=rows, block=32, warps=8, stages=2)
 
 
+HOPPER_TILES = Tiles(
+    rows=latent_attention_hopper.ROWS, block=latent_attention_hopper.BLOCK, warps=16, stages=2, keys=128, waves=1
+)
+"""Those of the kernel that is written for Hopper. A program fills a multiprocessor, and more splits are no faster."""
+
+
+def for_hopper(k_dim: int, v_dim: int, item_bytes: int, page_tokens: int, capability: tuple[int, int]) -> bool:
+    """Return whether keys are such as the kernel that is written for Hopper takes."""
+    sizes = (k_dim, v_dim, item_bytes) == (latent_attention_hopper.K_DIM, latent_attention_hopper.V_DIM, 2)
+    return capability == (9, 0) and sizes and page_tokens in latent_attention_hopper.PAGES
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 @functools.cache
 def _processors(device: torch.device) -> int:
     # The interpreter runs programs one after the other: few, so that they take turns.
@@ -98,8 +115,11 @@ def paged_latent_attention(
     if tokens == 0:
         return out
     block_c = padded(v_dim)
+    hopper = False
     if tiles is None:
-        tiles = tiles_for(heads, tokens, sequences, block_c, item)
+        plain = sequences > 0 and not window and select is None and not invariant
+        hopper = plain and for_hopper(k_dim, v_dim, item, page_tokens, _capability(q.device))
+        tiles = HOPPER_TILES if hopper else tiles_for(heads, tokens, sequences, block_c, item)
     if invariant:
         tiles = Tiles(rows=FIXED_ROWS, block=16 if item == 4 else 32, warps=tiles.warps, stages=tiles.stages, keys=0)
     choices = 0 if select is None else select.shape[1]
@@ -120,37 +140,42 @@ def paged_latent_attention(
         **({"launch_pdl": True} if pdl else {}),
     }
     counts = (choices, plan.splits, tiles.keys, tokens, sequences)
-    latent_attention_triton.attend[(plan.programs,)](
-        q,
-        out,
-        partial,
-        stats,
-        arena.view(q.dtype),
-        page_table,
-        q_starts,
-        kv_lens,
-        layer_offset,
-        extra,
-        q_starts if select is None else select,
-        *counts,
-        q.stride(0),
-        page_table.stride(0),
-        0 if select is None else select.stride(0),
-        scale,
-        SPLIT=plan.splits > 0,
-        K_DIM=k_dim,
-        BLOCK_R=padded(k_dim - v_dim),
-        BLOCK_N=tiles.block,
-        PAGE=page_tokens,
-        UNIT=UNIT_BYTES // item,
-        ALIGNMENT=alignment(item, page_tokens, k_dim),
-        FIXED=invariant,
-        # The interpreter's bfloat16 arithmetic is wrong.
-        COMPUTE=tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        **shared,
-    )
+    tensors = (
+        q, out, partial, stats, arena.view(q.dtype), page_table, q_starts, kv_lens, layer_offset, extra
+    )  # fmt: skip
+    if hopper:
+        latent_attention_hopper.launch(
+            *tensors,
+            programs=plan.programs,
+            splits=plan.splits,
+            least_keys=tiles.keys,
+            scale=scale,
+            page_tokens=page_tokens,
+            has_sinks=sinks is not None,
+        )
+    else:
+        latent_attention_triton.attend[(plan.programs,)](
+            *tensors,
+            q_starts if select is None else select,
+            *counts,
+            q.stride(0),
+            page_table.stride(0),
+            0 if select is None else select.stride(0),
+            scale,
+            SPLIT=plan.splits > 0,
+            K_DIM=k_dim,
+            BLOCK_R=padded(k_dim - v_dim),
+            BLOCK_N=tiles.block,
+            PAGE=page_tokens,
+            UNIT=UNIT_BYTES // item,
+            ALIGNMENT=alignment(item, page_tokens, k_dim),
+            FIXED=invariant,
+            # The interpreter's bfloat16 arithmetic is wrong.
+            COMPUTE=tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[q.dtype],
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **shared,
+        )
     if plan.splits:
         latent_attention_triton.join[(plan.joins,)](
             partial,

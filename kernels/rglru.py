@@ -9,12 +9,20 @@ the 2^r tokens up to each, those of twice as many are (A' A, A z' + z), A' and z
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def scan_linear(decay: Tensor, added: Tensor, state: Tensor) -> Tensor:
@@ -55,4 +63,9 @@ def rglru(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "x", "in_gate", "a_gate", "in_bias", "a_bias", "param") <= native.DTYPES.keys()
+
+
 register_reference("rglru", rglru, inline=False)
+register_triton("rglru", "rglru_triton", _of_known_types, invariant=True)

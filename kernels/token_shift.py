@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 
 def token_shift(
@@ -31,5 +39,10 @@ def blend(x: Tensor, before: Tensor, share: Tensor) -> Tensor:
     return x * share + before * (1 - share)
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "x") <= native.DTYPES.keys()
+
+
 register_reference("token_shift", token_shift, inline=False)
 register_reference("blend", blend, inline=True)
+register_triton("token_shift", "token_shift_triton", _of_known_types, invariant=True)

@@ -8,11 +8,19 @@ fp32. Those before every token are found in log2(T) rounds: sums of 2^r tokens u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
+from treadle.kernels import native
 from treadle.kernels.blocks import Part
-from treadle.kernels.registry import register_reference
+from treadle.kernels.registry import dtypes_of, register_reference
+from treadle.kernels.triton_kernel import register_triton
+
+if TYPE_CHECKING:
+    from treadle.graph.target import Target
 
 LOWEST = -1e38
 """the exponent of no tokens at all"""
@@ -61,4 +69,9 @@ def wkv(
     return out
 
 
+def _of_known_types(target: Target, attrs: Mapping[str, Any]) -> bool:
+    return dtypes_of(target, attrs, "k", "v", "decay", "first") <= native.DTYPES.keys()
+
+
 register_reference("wkv", wkv, inline=False)
+register_triton("wkv", "wkv_triton", _of_known_types, invariant=True)

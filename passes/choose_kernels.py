@@ -18,7 +18,7 @@ from treadle.kernels import registry
 from treadle.kernels.stopwatch import Stopwatch
 from treadle.passes.base import BodyEditor, Pass, arguments, rewrite
 
-UNSERVED = frozenset({"paged_compressed_attention", "decay_scan", "rglru", "token_shift", "wkv"})
+UNSERVED = frozenset({"paged_compressed_attention"})
 """Ops of which a GPU has no kernel: a reference that goes through sequences on the host is no way to serve there, and
 what it holds meanwhile is in no memory plan."""
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from latents import arguments, latents
-from pages import starts
+from latents import CAPTURED, REAL_BATCHES, arguments, check_captured, check_real, latents
 from triton_compile import compile_for_sm90
 from triton_mode import DEVICES
 
-from treadle.kernels import registry
+from treadle.kernels import latent_attention_launch, registry
 from treadle.kernels.latent_attention_launch import Tiles, paged_latent_attention
 
 REFERENCE = registry.reference("paged_latent_attention").function
@@ -24,6 +23,11 @@ BATCHES = {
     "chunk over a prefix": ([90], [12], 3),
     "mixed, padded, with stopped sequences": ([9, 0, 27, 0, 33, 0], [1, 1, 9, 2, 4, 0], 5),
 }
+
+
+@pytest.fixture(autouse=True)
+def not_the_kernel_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent_attention_launch, "for_hopper", lambda *_: False)
 
 
 def on(device: str, args: tuple[object, ...]) -> tuple[object, ...]:
@@ -152,83 +156,16 @@ launch(torch.float32, 64, 16, 16, 576, 512)
     assert all(each["wgmma"] for each in (compiled[0], compiled[2], compiled[6], compiled[8], compiled[10]))
 
 
-def history(
-    lengths: list[int], k_dim: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """(arena, table, keys of each sequence) on the GPU: 16-token pages in random order, NaN where no token lies."""
-    random = torch.Generator("cuda").manual_seed(0)
-    counts = [-(-length // 16) for length in lengths]
-    page = torch.randn(1 + sum(counts), 16, k_dim, generator=random, device="cuda").to(dtype)
-    page[0] = float("nan")
-    order = torch.randperm(sum(counts), generator=random, device="cuda") + 1
-    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32, device="cuda")
-    keys = []
-    for sequence, (pages, length) in enumerate(zip(order.split(counts), lengths)):
-        table[sequence, : len(pages)] = pages * (page[0].nbytes // 256)
-        keys.append(page[pages].flatten(0, 1)[:length])
-        page[pages[-1], length - 16 * (len(pages) - 1) :] = float("nan")
-    return page.view(-1).view(torch.uint8), table, keys
-
-
-def exact(q: torch.Tensor, keys: torch.Tensor, scale: float, v_dim: int) -> torch.Tensor:
-    """Attention of the last tokens of a sequence, in float64, by blocks of queries."""
-    blocks = []
-    keys = keys.double()
-    for block in torch.arange(len(q), device="cuda").split(64):
-        at = len(keys) - len(q) + block[:, None, None]
-        logits = torch.einsum("thd,sd->ths", q[block].double(), keys) * scale
-        logits = logits.masked_fill(torch.arange(len(keys), device="cuda") > at, float("-inf"))
-        blocks.append(logits.softmax(-1) @ keys[:, :v_dim])
-    return torch.cat(blocks)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "k_dim", "v_dim"), [(128, 576, 512), (16, 576, 512), (40, 288, 256)])
-def test_real_sizes(dtype: torch.dtype, heads: int, k_dim: int, v_dim: int):
-    for lengths, counts in (
-        ([1000], [1]), ([1000, 17, 4000, 1], [1, 1, 1, 1]), ([700, 1000, 64, 33], [700, 1, 64, 1]), ([9000], [40]),
-        ([20000, 500, 6000, 3000], [11, 1, 130, 1]),
-    ):  # fmt: skip
-        arena, table, keys = history(lengths, k_dim, dtype)
-        q = torch.randn(sum(counts), heads, k_dim, device="cuda").to(dtype)
-        meta = (starts(counts).cuda(), torch.tensor(lengths, dtype=torch.int32).cuda(), torch.tensor(0).cuda())
-        for options in ({}, {"pdl": True}, {"invariant": True}):
-            got = paged_latent_attention(q, arena, table, *meta, None, 16, k_dim**-0.5, v_dim, **options)
-            for mine, queries, each in zip(got.split(counts), q.split(counts), keys):
-                expected = exact(queries, each, k_dim**-0.5, v_dim).to(dtype)
-                torch.testing.assert_close(mine, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+@pytest.mark.parametrize("batch", REAL_BATCHES)
+def test_real_sizes(batch: str, dtype: torch.dtype, heads: int, k_dim: int, v_dim: int):
+    for options in ({}, {"pdl": True}, {"invariant": True}):
+        check_real(paged_latent_attention, batch, heads, k_dim, v_dim, dtype, **options)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "batches",
-    [([1, 1, 1, 1], [1, 1, 0, 0]), ([40, 1, 1, 0], [1, 20, 0, 5]), ([1, 20, 0, 25], [40, 1, 1, 0])],
-)
+@pytest.mark.parametrize("batches", CAPTURED)
 def test_a_captured_step_serves_any_lengths(batches: tuple[list[int], list[int]]):
-    first, second = batches
-    arena, table, keys = history([9000, 900, 77, 2000], 576, torch.bfloat16)
-    q = torch.randn(sum(first), 32, 576, device="cuda").bfloat16()
-    q_starts, kv_lens = starts(first).cuda(), torch.tensor([100, 900, 77, 0], dtype=torch.int32).cuda()
-    rest = (torch.tensor(0).cuda(), None, 16, 0.05, 512)
-
-    def step() -> torch.Tensor:
-        return paged_latent_attention(q, arena, table, q_starts, kv_lens, *rest, pdl=True)
-
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-    q.normal_()
-    q_starts.copy_(starts(second))
-    kv_lens.copy_(torch.tensor([9000, 850, 0, 1999]))
-    graph.replay()
-    assert torch.isfinite(out).all()
-    for sequence, (count, length) in enumerate(zip(second, kv_lens.tolist())):
-        rows = slice(int(q_starts[sequence]), int(q_starts[sequence + 1]))
-        if count and length:
-            expected = exact(q[rows], keys[sequence][:length], 0.05, 512).bfloat16()
-            torch.testing.assert_close(out[rows], expected, atol=2e-2, rtol=2e-2)
-        else:
-            assert not out[rows].any()
-    assert not out[sum(second) :].any()
+    check_captured(paged_latent_attention, batches, 32)

@@ -28,7 +28,7 @@ FUSED = ("passes.compile=false", *CUDA, *LIMITS)
 CPU = ("hardware=cpu", "hardware.threads=1", "passes.compile=false", "passes.quantize=none")
 
 
-REFUSED = {"rwkv", "deepseek_v4", "minimax", "recurrent_gemma"}
+REFUSED = {"deepseek_v4"}
 """Families that a GPU has no kernels for (tests/passes/test_choose_kernels.py)."""
 
 
