@@ -68,6 +68,8 @@ def chunks_bytes(spec: ModelSpec, tokens: int, sequences: int, item: int) -> int
                 return selective_bytes(tokens, op.inner, op.state)
             case Mamba2():
                 return ssm_bytes(tokens, op.heads, op.head_dim, op.state)
+            case DecayAttention():
+                return ssm_bytes(tokens, op.heads, op.head_dim, op.head_dim)
             case _:
                 return 0
 

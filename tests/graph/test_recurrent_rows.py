@@ -1,6 +1,6 @@
 from toy import Toy
 
-from treadle.graph.mixers import Delta, Mamba1, Mamba2
+from treadle.graph.mixers import DecayAttention, Delta, Mamba1, Mamba2
 from treadle.graph.recurrent_rows import chunk_tokens, delta_bytes, segment_slots, selective_bytes, ssm_bytes
 from treadle.graph.spec import Layer, ModelSpec, Norm, Op, Sub
 from treadle.graph.workspace import chunks_bytes, workspace_rows
@@ -31,4 +31,6 @@ def test_a_plan_for_a_gpu_counts_it() -> None:
     assert chunks_bytes(mamba, 4096, 9, 4) == selective_bytes(4096, 32, 8)
     mamba = with_op(Mamba2(heads=4, head_dim=8, state=16, groups=2))
     assert chunks_bytes(mamba, 4096, 9, 4) == ssm_bytes(4096, 4, 8, 16)
+    decay = with_op(DecayAttention(heads=4, head_dim=8, out_norm=Norm()))
+    assert chunks_bytes(decay, 4096, 9, 4) == ssm_bytes(4096, 4, 8, 8)
     assert chunks_bytes(Toy().spec(), 4096, 9, 2) == 0
