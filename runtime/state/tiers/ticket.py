@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Where(Enum):
@@ -16,8 +16,7 @@ class Where(Enum):
     """a connector is being asked: ask again after the next ``poll``, or fetch and see"""
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(NamedTuple):
     """Bytes of the arena and what they are called elsewhere."""
 
     key: bytes
