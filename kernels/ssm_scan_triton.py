@@ -37,6 +37,7 @@ from treadle.kernels.blocks_triton import (
     LOG2_E,
     arena,
     at_most,
+    chunks_suit,
     element,
     find_chunk,
     find_sequence,
@@ -258,7 +259,8 @@ def ssm_scan(
         x, dt, rates, B, C, rates if skips is None else skips, out, arena(memory), blocks, offset, q_starts, positions,
         kv_lens, tokens, sequences, x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
     )  # fmt: skip
-    least = 0 if invariant or tokens <= sequences or tokens < LEAST else LEAST
+    few = tokens <= sequences or tokens < LEAST
+    least = 0 if invariant or few or not chunks_suit(x.dtype, dim, size) else LEAST
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     sizes: dict[str, Any] = {
         "HEADS": heads,
