@@ -91,7 +91,7 @@ class Scheduler:
         """Return the next step, None if nothing can advance before a step in flight is collected."""
         plan = Plan()
         self._lacking = 0
-        self.memory.poll(self.waiting)
+        self.memory.poll(self.waiting, steps=bool(self.running))
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
         # Copies, since forks join the list and the preempted leave it.

@@ -95,15 +95,15 @@ class StateMemory:
         """Pages of the first group that can be had once they have arrived elsewhere."""
         return 0 if self.tiers is None else self._sinker.promised
 
-    def poll(self, waiting: Iterable[Sequence]) -> None:
+    def poll(self, waiting: Iterable[Sequence], *, steps: bool = False) -> None:
         """Go on with transfers; before a step is planned, behind all steps that are launched.
 
-        ``waiting``: whose turn is next.
+        ``waiting``: whose turn is next; ``steps``: whether others run.
         """
         self.sessions.poll()
         if self.tiers is None:
             return
-        self.tiers.poll()
+        self.tiers.poll(steps=steps)
         self._sinker.poll()
         self._restorer.poll()
         for sequence in itertools.islice(waiting, 1, LOOK_AHEAD):

@@ -55,6 +55,10 @@ class Sinker:
         """Whether anything waits, or is on its way."""
         return bool(self._queue or self._jobs)
 
+    @property
+    def _limit(self) -> int:
+        return min(self._flight_bytes, self._tiers.pace.num_bytes)
+
     def offer(self, node: Node, snapshot: Snapshot | None, *, urgent: bool = False) -> None:
         """Queue the pages up to a node's end, and a snapshot there. What is ``urgent`` is not evicted before."""
         if not urgent:
@@ -84,7 +88,7 @@ class Sinker:
         for job in [job for job in self._jobs if job.ticket is not None and job.ticket.done]:
             self._jobs.remove(job)
             self._finish(job)
-        while self._queue and self._bytes < self._flight_bytes:
+        while self._queue and self._bytes < self._limit:
             node, snapshot, locked = self._queue.popleft()
             if snapshot is not None and snapshot.node is None:
                 snapshot = None
@@ -99,7 +103,7 @@ class Sinker:
     def _begin(self, node: Node, snapshot: Snapshot | None) -> bool:
         """Send what no tier has yet; return whether some of it is left for later."""
         job, objects = _Job(node, None if snapshot is None or snapshot.sunk else snapshot), list[Object]()
-        rest, room = False, self._flight_bytes - self._bytes
+        rest, room = False, self._limit - self._bytes
         for kind, handle, key in self._items(job):
             pool = self._arena.pool(kind)
             if room < pool.item_bytes and kind == 0 and objects:

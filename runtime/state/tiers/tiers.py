@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.host import Entry, HostPool
@@ -22,6 +23,7 @@ from treadle.runtime.state.tiers.known import Known
 from treadle.runtime.state.tiers.lane import Lane, ignore
 from treadle.runtime.state.tiers.loads import Loads, Source
 from treadle.runtime.state.tiers.mover import Mover
+from treadle.runtime.state.tiers.pace import Pace
 from treadle.runtime.state.tiers.saves import Saves, Target
 from treadle.runtime.state.tiers.seal import SEAL_BYTES, namespace
 from treadle.runtime.state.tiers.stats import TierStats
@@ -31,7 +33,7 @@ from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treadle.kernels.backend.protocol import Backend, Stream
+    from treadle.kernels.backend.protocol import Backend, Event, Stream
 
 PIN_SHARE = 0.5
 """The most of the pool that may be pinned."""
@@ -56,6 +58,18 @@ class Link:
     """threads that load"""
 
 
+class _Rising(NamedTuple):
+    """An object of the host's that is to be copied to the arena."""
+
+    entry: Entry
+    offset_units: int
+    ticket: Ticket
+    number: int
+    """of the object in the ticket"""
+    mark: Event[None] | None
+    """the end of what may still use the memory; None: of all that was launched when it is copied"""
+
+
 class Tiers:
     """Objects outside the device, by their keys. Not safe for several threads."""
 
@@ -69,7 +83,8 @@ class Tiers:
         """
         scope = namespace(model, layout)
         self._pool = HostPool(backend.host(host_bytes), sizes, scope=scope)
-        self._mover = Mover(backend, arena, self._pool.memory, stream)
+        self.pace = Pace(clock)
+        self._mover = Mover(backend, arena, self._pool.memory, stream, self.pace)
         self._woken = threading.Event()
         opened = Scope(namespace=scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
         self._links = {link.name: link for link in links}
@@ -101,7 +116,7 @@ class Tiers:
         self._saves = Saves(self._pool, targets)
         self._sinking: dict[bytes, list[tuple[Ticket, int]]] = {}
         self._sink_bytes, self._sink_limit = 0, limit
-        self._rising: list[tuple[Entry, int, Ticket, int]] = []
+        self._rising: deque[_Rising] = deque()
         self._stats = TierStats()
 
     def sink(self, objects: Sequence[Object]) -> Ticket:
@@ -140,13 +155,13 @@ class Tiers:
     def fetch(self, objects: Sequence[Object]) -> Ticket:
         """Copy objects into the arena, behind all that was launched, which may use the memory; from a store through
         the host. Each fails by itself if no tier gives it in time. The targets must stay until it is done."""
-        ticket = Ticket(len(objects))
+        ticket, mark = Ticket(len(objects)), self._mark()
         for index, each in enumerate(objects):
             entry = self._pool.acquire(each.key, each.num_bytes)
             if entry is not None:
                 self._stats.host_hits += 1
-                self._rising.append((entry, each.offset_units, ticket, index))
-                if len(self._rising) >= LIFTED_TOGETHER:
+                self._rising.append(_Rising(entry, each.offset_units, ticket, index, mark))
+                if index % LIFTED_TOGETHER == LIFTED_TOGETHER - 1:
                     # The first are on their way while the others are looked up.
                     self._lift()
             else:
@@ -166,9 +181,13 @@ class Tiers:
         self._loads.start()
         return ticket
 
-    def poll(self) -> None:
-        """Take the outcomes of transfers, settle tickets, and begin what there is room for now. Once a step."""
+    def poll(self, *, steps: bool = False) -> None:
+        """Take the outcomes of transfers, settle tickets, and begin what there is room for now.
+
+        Before each step is planned; ``steps``: whether others run, whose inputs and results must not wait for copies.
+        """
         self._woken.clear()
+        self.pace.tick(steps)
         self._mover.poll()
         for lane in self._lanes.values():
             lane.poll()
@@ -179,7 +198,7 @@ class Tiers:
     @property
     def busy(self) -> bool:
         """Whether a ticket is not done yet."""
-        return self._mover.busy or self._loads.busy
+        return self._mover.busy or self._loads.busy or bool(self._rising)
 
     @property
     def asking(self) -> bool:
@@ -233,6 +252,8 @@ class Tiers:
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Finish copies and, within about ``limit_s`` seconds, what is being saved. Nothing is called afterwards."""
         self._mover.close()
+        rising, self._rising = [*self._rising], deque()
+        self._lifted(rising, False)
         end = time.monotonic() + limit_s
         for lane in self._lanes.values():
             lane.close(max(0.0, end - time.monotonic()))
@@ -270,20 +291,33 @@ class Tiers:
         if entry is None or (held := self._pool.acquire(each.key)) is None:
             ticket.settle(index, False)
         else:
-            self._rising.append((held, each.offset_units, ticket, index))
+            self._rising.append(_Rising(held, each.offset_units, ticket, index, self._mark()))
+
+    def _mark(self) -> Event[None] | None:
+        """Return the end of what was launched, for copies that do not begin with it but as steps leave them room."""
+        return self._mover.mark() if self.pace.steps else None
 
     def _lift(self) -> None:
-        """Copy to the arena what is to go there, all in one."""
-        if self._rising:
-            rising, self._rising = self._rising, []
-            self._mover.lift([(entry, units) for entry, units, _, _ in rising], partial(self._lifted, rising))
+        """Copy to the arena what is to go there, as far as it may be on its way now."""
+        while self._rising and (not self._mover.lifting_bytes or self._mover.lifting_bytes < self.pace.num_bytes):
+            room, batch = self.pace.num_bytes - self._mover.lifting_bytes, list[_Rising]()
+            while self._rising and len(batch) < LIFTED_TOGETHER and (room > 0 or not batch):
+                mark = self._rising[0].mark
+                if mark is not None and not mark.done:
+                    break
+                batch.append(self._rising.popleft())
+                room -= batch[-1].entry.num_bytes
+            if not batch:
+                return
+            moves = [(each.entry, each.offset_units) for each in batch]
+            self._mover.lift(moves, partial(self._lifted, batch), follow=any(each.mark is None for each in batch))
 
-    def _lifted(self, rising: list[tuple[Entry, int, Ticket, int]], ok: bool) -> None:
-        for entry, _, ticket, index in rising:
-            ticket.settle(index, ok)
-            self._pool.release(entry)
-            self._stats.lifted_bytes += entry.num_bytes
-            self._stats.lifted += 1
+    def _lifted(self, batch: list[_Rising], ok: bool) -> None:
+        for each in batch:
+            each.ticket.settle(each.number, ok)
+            self._pool.release(each.entry)
+            self._stats.lifted_bytes += each.entry.num_bytes if ok else 0
+            self._stats.lifted += ok
 
     def _holds(self, name: str, key: bytes) -> bool | None:
         """Whether a store has an object; None: not known."""

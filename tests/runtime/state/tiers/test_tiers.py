@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -296,3 +298,52 @@ def test_objects_leave_a_gpu_and_come_back() -> None:
         e.tiers._pool.drop(key(3))
         assert e.finish(e.tiers.fetch([page(3, 52)])) == [True]
         assert set(e.arena[52 * SIZE : 53 * SIZE].tolist()) == {3}
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not reached():
+        assert time.monotonic() < end, "not reached"
+        time.sleep(0.001)
+
+
+def test_while_steps_run_copies_to_the_arena_begin_in_the_midst_of_one_and_are_few() -> None:
+    clock = Clock()
+    with engine(clock=clock) as e:
+        objects = [page(n) for n in range(6)]
+        assert e.finish(e.tiers.sink(objects)) == [True] * 6
+        e.tiers.poll(steps=True)
+        gate = threading.Event()
+        e.stream.submit(gate.wait)
+        ticket = e.tiers.fetch([page(n, 50 + n) for n in range(6)])
+        later = threading.Event()
+        e.stream.submit(later.wait)
+        e.tiers.poll(steps=True)
+        # The step that may still read what lies there is not over.
+        assert e.tiers.stats().lifted == 0
+        gate.set()
+        wait_for(lambda: e.tiers._rising[0].mark.done)
+        # The clock stands still: no step has time for more than one object.
+        for count in range(1, 7):
+            e.tiers.poll(steps=True)
+            wait_for(lambda: e.tiers._mover.ready)
+            assert len(e.tiers._rising) == 6 - count
+        e.tiers.poll(steps=True)
+        assert ticket.ok == [True] * 6
+        assert not later.is_set(), "the step in flight was not waited for"
+        later.set()
+        assert set(e.arena[55 * SIZE : 56 * SIZE].tolist()) == set(e.arena[5 * SIZE : 6 * SIZE].tolist())
+
+
+def test_what_was_to_be_copied_has_failed_when_tiers_are_closed() -> None:
+    with engine() as e:
+        assert e.sink(1) == [True]
+        e.tiers.poll(steps=True)
+        gate = threading.Event()
+        e.stream.submit(gate.wait)
+        ticket = e.tiers.fetch([page(1, 50)])
+        assert e.tiers.busy
+        e.tiers.close()
+        gate.set()
+        assert ticket.done
+        assert ticket.ok == [False]
