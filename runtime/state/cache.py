@@ -19,7 +19,8 @@ from treadle.runtime.state.snapshots import NEVER, Snapshot, Snapshots
 
 BEGINS_ANSWER = 4
 """Tokens at a prompt's end that may differ when its answer is history: what opens the thinking."""
-
+MOST_BRANCHES = 32
+"""Where more than these part, it is not one conversation that went on otherwise."""
 
 RECENT_CHECKPOINTS = 2
 
@@ -70,11 +71,19 @@ class PrefixCache:
         the answer, and goes on otherwise, leaves that answer behind for good.
         """
         node = match.deepest
-        parted = match.known + node.common_tokens(sequence.tokens, self._page_tokens)
-        for child in list(node.children.values()):
-            answers = [each.answer for each in child.below() if each.answer]
-            if answers and all(start <= parted + BEGINS_ANSWER and start < sequence.prompt_len for start in answers):
-                self.tree.demote(child)
+        if len(node.children) > MOST_BRANCHES:
+            return
+        for key, child in list(node.children.items()):
+            parted = match.known + node.common_tokens(key, sequence.tokens, self._page_tokens)
+            last = min(parted + BEGINS_ANSWER, sequence.prompt_len - 1)
+            answers = 0
+            for each in child.below():
+                answers += each.answer > 0
+                if each.answer > last:
+                    break
+            else:
+                if answers:
+                    self.tree.demote(child)
 
     def supersede(self, sequence: Sequence) -> None:
         """Let checkpoints go first that a conversation has left behind.

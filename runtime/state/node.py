@@ -62,16 +62,12 @@ class Node:
             yield node
             stack.extend(node.children.values())
 
-    def common_tokens(self, tokens: array[int], page_tokens: int) -> int:
-        """Return how many tokens of the page behind it some child begins with too."""
+    def common_tokens(self, key: bytes, tokens: array[int], page_tokens: int) -> int:
+        """Return with how many tokens of the page behind it both a child's ``key`` and ``tokens`` begin."""
         rest = tokens[self.end * page_tokens : (self.end + 1) * page_tokens]
-        most = 0
-        for key in self.children:
-            head = array(TOKEN_TYPE)
-            head.frombytes(key)
-            common = next((index for index, (a, b) in enumerate(zip(head, rest)) if a != b), min(len(head), len(rest)))
-            most = max(most, common)
-        return most
+        head = array(TOKEN_TYPE)
+        head.frombytes(key[: page_tokens * TOKEN_BYTES])
+        return next((index for index, (a, b) in enumerate(zip(head, rest)) if a != b), min(len(head), len(rest)))
 
 
 @dataclass(slots=True)

@@ -21,8 +21,11 @@ def test_paths_and_what_lies_below() -> None:
 
 def test_common_tokens_of_the_page_behind() -> None:
     root = Node(b"", [], None)
-    for tokens in ((1, 2, 3, 4), (1, 9, 9, 9)):
-        root.children[key(*tokens)] = Node(key(*tokens), [0], root)
-    assert root.common_tokens(array(TOKEN_TYPE, [1, 2, 3, 7]), 4) == 3
-    assert root.common_tokens(array(TOKEN_TYPE, [1, 9]), 4) == 2
-    assert root.common_tokens(array(TOKEN_TYPE, [5]), 4) == root.common_tokens(array(TOKEN_TYPE), 4) == 0
+    long, other = key(1, 2, 3, 4, 5, 6, 7, 8), key(1, 9, 9, 9)
+    assert root.common_tokens(long, array(TOKEN_TYPE, [1, 2, 3, 7]), 4) == 3
+    assert root.common_tokens(long, array(TOKEN_TYPE, [1, 2, 3, 4, 5]), 4) == 4
+    assert root.common_tokens(other, array(TOKEN_TYPE, [1, 9]), 4) == 2
+    assert root.common_tokens(other, array(TOKEN_TYPE, [5]), 4) == 0
+    assert root.common_tokens(other, array(TOKEN_TYPE), 4) == 0
+    lower = Node(key(0, 0, 0, 0), [0], root)
+    assert lower.common_tokens(other, array(TOKEN_TYPE, [0, 0, 0, 0, 1, 8]), 4) == 1
