@@ -157,6 +157,9 @@ def serve_engine(endpoints: Endpoints, make: Callable[[Reporter], StepEngine]) -
         message = str(error) if user else f"{type(error).__name__}: {error}"
         endpoints.failure.write_bytes(msgspec.json.encode(Failure(message=message, user=user)))
         return EXIT_USER if user else 1
+    finally:
+        # Or libraries complain at exit about objects of theirs that nobody collects.
+        gc.unfreeze()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -109,6 +110,10 @@ def _open(resolved: Resolved, recipe: Recipe, stack: ExitStack) -> tuple[dict[st
             engine = build_engine(resolved, bars)
             stack.callback(engine.close)
             players[OURS] = EnginePlayer(engine, resolved.deployment.bench.temperature)
+            # As the server's process does: what is there now would be looked through again and again.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
         for name, rival in recipe.rivals.items():
             if path is None or not sizes:
                 versions[name] = "not run: it needs a checkpoint and a row for rivals"
