@@ -39,8 +39,8 @@ class Sinker:
     def __init__(self, arena: Arena, cache: PrefixCache, tiers: Tiers, flight_bytes: int) -> None:
         """At most about ``flight_bytes`` are on their way at a time."""
         self._arena, self._cache, self._tiers, self._flight_bytes = arena, cache, tiers, flight_bytes
-        # Node, snapshot, and whether they are locked since they were offered.
-        self._queue: deque[tuple[Node, Snapshot | None, bool]] = deque()
+        # Node, snapshot, whether they are locked since they were offered, and the first page that was not sent yet.
+        self._queue: deque[tuple[Node, Snapshot | None, bool, int]] = deque()
         self._jobs: list[_Job] = []
         self._bytes = 0
         self._sunk: set[Handle] = set()
@@ -62,10 +62,10 @@ class Sinker:
     def offer(self, node: Node, snapshot: Snapshot | None, *, urgent: bool = False) -> None:
         """Queue the pages up to a node's end, and a snapshot there. What is ``urgent`` is not evicted before."""
         if not urgent:
-            self._queue.append((node, snapshot, False))
+            self._queue.append((node, snapshot, False, 0))
             return
         self._lock(node, snapshot)
-        self._queue.appendleft((node, snapshot, True))
+        self._queue.appendleft((node, snapshot, True, 0))
 
     def _lock(self, node: Node, snapshot: Snapshot | None) -> None:
         self._cache.tree.lock(node)
@@ -89,31 +89,31 @@ class Sinker:
             self._jobs.remove(job)
             self._finish(job)
         while self._queue and self._bytes < self._limit:
-            node, snapshot, locked = self._queue.popleft()
+            node, snapshot, locked, first = self._queue.popleft()
             if snapshot is not None and snapshot.node is None:
                 snapshot = None
             if node.parent is not None or snapshot is not None:
-                rest = self._begin(node, snapshot)
-                if rest:
-                    self._queue.appendleft((node, snapshot, locked))
+                rest = self._begin(node, snapshot, first)
+                if rest is not None:
+                    self._queue.appendleft((node, snapshot, locked, rest))
                     break
             if locked:
                 self._unlock(node, snapshot)
 
-    def _begin(self, node: Node, snapshot: Snapshot | None) -> bool:
-        """Send what no tier has yet; return whether some of it is left for later."""
+    def _begin(self, node: Node, snapshot: Snapshot | None, first: int) -> int | None:
+        """Send what no tier has yet, from page ``first`` on; return where to go on later if that is not all."""
         job, objects = _Job(node, None if snapshot is None or snapshot.sunk else snapshot), list[Object]()
-        rest, room = False, self._limit - self._bytes
-        for kind, handle, key in self._items(job):
+        rest, room = None, self._limit - self._bytes
+        for kind, handle, key, page in self._items(job, first):
             pool = self._arena.pool(kind)
-            if room < pool.item_bytes and kind == 0 and objects:
-                job.snapshot, rest = None, True
+            if room < pool.item_bytes and page is not None and objects:
+                job.snapshot, rest = None, page
                 break
             room -= pool.item_bytes
             objects.append(Object(key, "page" if kind == 0 else "checkpoint", pool.offset(handle), pool.item_bytes))
             job.items.append((kind, handle))
         if not objects:
-            return False
+            return None
         self._lock(node, job.snapshot)
         for kind, handle in job.items:
             self._arena.pool(kind).pin([handle])
@@ -122,19 +122,23 @@ class Sinker:
         self._jobs.append(job)
         return rest
 
-    def _items(self, job: _Job) -> Iterator[tuple[int, Handle, bytes]]:
-        """Yield what is to be sunk: pages from the root on, then the snapshot; kind, handle and key."""
+    def _items(self, job: _Job, first: int) -> Iterator[tuple[int, Handle, bytes, int | None]]:
+        """Yield what is to be sunk: pages from ``first`` on, then the snapshot; kind, handle, key, number of a page."""
         tree = self._cache.tree
         for node in reversed([*job.node.path()]):
-            for page, digest in zip(node.pages, tree.digests(node)):
+            if node.end <= first:
+                continue
+            begin = max(first - node.start, 0)
+            for index, (page, digest) in enumerate(zip(node.pages[begin:], tree.digests(node)[begin:]), begin):
                 if page not in self._sunk:
-                    yield 0, page, digest
+                    yield 0, page, digest, node.start + index
         if job.snapshot is not None:
             digests = [each for node in reversed([*job.node.path()]) for each in tree.digests(node)]
-            first = tree.digests(job.node.root)
-            keys = self._cache.snapshot_keys(job.snapshot.position, job.snapshot.tail, [*first, *digests])
+            origin = tree.digests(job.node.root)
+            keys = self._cache.snapshot_keys(job.snapshot.position, job.snapshot.tail, [*origin, *digests])
             for kind, (handles, names) in enumerate(zip(job.snapshot.items, keys)):
-                yield from zip([kind] * len(handles), handles, names, strict=True)
+                for handle, key in zip(handles, names, strict=True):
+                    yield kind, handle, key, None
 
     def _finish(self, job: _Job) -> None:
         assert job.ticket is not None

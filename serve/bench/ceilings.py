@@ -12,6 +12,7 @@ from torch import Tensor
 from treadle.kernels.backend.protocol import Backend
 
 LARGEST_BYTES = 2 << 30
+LARGEST_HOST_BYTES = 256 << 20
 SMALLEST_SIDE, LARGEST_SIDE = 1024, 8192
 LONG_ENOUGH_S = 0.02
 """a matrix product that takes this long shows the rate"""
@@ -26,11 +27,12 @@ def measure_ceilings(backend: Backend) -> dict[str, float]:
     read_s = _seconds(backend, source.sum)
     copy_s = _seconds(backend, partial(torch.ones_like(source).copy_, source))
     found = {"read_gb_s": num_bytes / read_s / 1e9, "copy_gb_s": 2 * num_bytes / copy_s / 1e9}
-    host = backend.host(num_bytes).view(torch.float32)
+    host = backend.host(min(num_bytes, LARGEST_HOST_BYTES)).view(torch.float32)
     host.fill_(1.0)
+    source = source[: len(host)]
     for name, target, origin in (("to_device", source, host), ("to_host", host, source)):
         seconds = _seconds(backend, partial(target.copy_, origin, non_blocking=True))
-        found[f"{name}_gb_s"] = num_bytes / seconds / 1e9
+        found[f"{name}_gb_s"] = host.nbytes / seconds / 1e9
     del source, host
     for dtype in (torch.bfloat16, torch.float32):
         found[f"{str(dtype).removeprefix('torch.')}_tflop_s"] = _product_rate(backend, dtype) / 1e12

@@ -56,7 +56,7 @@ class TrialBar:
         self._progress.advance(self._task)
         if not self._console.is_terminal:
             found = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            self._console.print(f"{text}: {found}", soft_wrap=True, highlight=False)
+            self._console.print(f"{text}: {found}", soft_wrap=True, highlight=False, markup=False)
 
 
 def run_rows(rows: Rows, *, trials: int, warmup: int, patience_s: float) -> dict[str, RowResult]:

@@ -18,8 +18,8 @@ STEPS = 4
 FIRST_STEP_S = 0.001
 FIRST_RATE = 10e9
 """Bytes a second, until a copy is measured."""
-MEASURED_BYTES = 1 << 20
-"""Smaller copies say nothing of the rate."""
+LEAST_BYTES = 1 << 20
+"""May always be on its way, and is how much tells the rate."""
 
 
 class Pace:
@@ -28,6 +28,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._rate = FIRST_RATE
+        self._copied = (0, 0.0)
         self._last_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEPS)
         self.steps = False
@@ -44,12 +45,15 @@ class Pace:
 
     def measure(self, num_bytes: int, seconds: float) -> None:
         """Note how long a copy took."""
-        if num_bytes >= MEASURED_BYTES and seconds > 0:
-            self._rate = num_bytes / seconds
+        copied, took = self._copied[0] + num_bytes, self._copied[1] + seconds
+        if copied >= LEAST_BYTES and took > 0:
+            self._rate, copied, took = copied / took, 0, 0.0
+        self._copied = (copied, took)
 
     @property
     def num_bytes(self) -> int:
         """What may be on its way in one direction."""
         if not self.steps:
             return IDLE_BYTES
-        return min(int(SHARE * min(self._steps_s, default=FIRST_STEP_S) * self._rate), IDLE_BYTES)
+        share = SHARE * min(self._steps_s, default=FIRST_STEP_S) * self._rate
+        return min(max(int(share), LEAST_BYTES), IDLE_BYTES)

@@ -117,6 +117,8 @@ class Tiers:
         self._sinking: dict[bytes, list[tuple[Ticket, int]]] = {}
         self._sink_bytes, self._sink_limit = 0, limit
         self._rising: deque[_Rising] = deque()
+        self._marked: Event[None] | None = None
+        self._closed = False
         self._stats = TierStats()
 
     def sink(self, objects: Sequence[Object]) -> Ticket:
@@ -188,6 +190,7 @@ class Tiers:
         """
         self._woken.clear()
         self.pace.tick(steps)
+        self._marked = None
         self._mover.poll()
         for lane in self._lanes.values():
             lane.poll()
@@ -251,6 +254,7 @@ class Tiers:
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Finish copies and, within about ``limit_s`` seconds, what is being saved. Nothing is called afterwards."""
+        self._closed = True
         self._mover.close()
         rising, self._rising = [*self._rising], deque()
         self._lifted(rising, False)
@@ -287,11 +291,13 @@ class Tiers:
             self._known[name].note(keys, True)
 
     def _arrived(self, each: Object, ticket: Ticket, index: int, entry: Entry | None) -> None:
-        """Send on to the arena what a store gave."""
-        if entry is None or (held := self._pool.acquire(each.key)) is None:
+        """Send on to the arena what a store gave; in ``poll``, with one mark for all."""
+        if entry is None or self._closed or (held := self._pool.acquire(each.key)) is None:
             ticket.settle(index, False)
-        else:
-            self._rising.append(_Rising(held, each.offset_units, ticket, index, self._mark()))
+            return
+        if self._marked is None:
+            self._marked = self._mark()
+        self._rising.append(_Rising(held, each.offset_units, ticket, index, self._marked))
 
     def _mark(self) -> Event[None] | None:
         """Return the end of what was launched, for copies that do not begin with it but as steps leave them room."""

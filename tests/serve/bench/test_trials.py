@@ -79,6 +79,6 @@ def test_patience_ends(monkeypatch):
 
 def test_without_a_terminal_every_trial_says_what_it_found(capsys):
     row = Prefill(prompt=4, figures={"ttft_ms": Figure(target=3.0)})
-    run_rows({"first": (row, {"treadle": Engine("treadle", [])})}, trials=2, warmup=0, patience_s=0)
+    run_rows({"first[/x]": (row, {"treadle": Engine("treadle", [])})}, trials=2, warmup=0, patience_s=0)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"first treadle: ttft_ms {index}, prompt_tok_s 1" for index in (1, 2)]
+    assert lines == [f"first[/x] treadle: ttft_ms {index}, prompt_tok_s 1" for index in (1, 2)]

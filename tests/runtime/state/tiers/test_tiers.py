@@ -10,6 +10,7 @@ import pytest
 from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, page, until
 
 from treadle.kernels.backend.cuda import CudaBackend
+from treadle.runtime.state.tiers import pace
 from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.ticket import Ticket, Where
 from treadle.runtime.state.tiers.tiers import Link
@@ -307,7 +308,10 @@ def wait_for(reached: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_while_steps_run_copies_to_the_arena_begin_in_the_midst_of_one_and_are_few() -> None:
+def test_while_steps_run_copies_to_the_arena_begin_in_the_midst_of_one_and_are_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "LEAST_BYTES", 1)
     clock = Clock()
     with engine(clock=clock) as e:
         objects = [page(n) for n in range(6)]
@@ -347,3 +351,19 @@ def test_what_was_to_be_copied_has_failed_when_tiers_are_closed() -> None:
         gate.set()
         assert ticket.done
         assert ticket.ok == [False]
+
+
+def test_what_a_store_gives_while_tiers_are_closed_has_failed() -> None:
+    store = DictStore()
+    with engine(link(store)) as e:
+        assert e.sink(1) == [True]
+        until(lambda: key(1) in store.kept, e.tiers)
+    with engine(link(store)) as e:
+        until(lambda: e.find(1) == [Where.CONNECTOR], e.tiers)
+        gate = store.gates["load"] = threading.Event()
+        ticket = e.tiers.fetch([page(1, 50)])
+        threading.Timer(0.1, gate.set).start()
+        e.tiers.close()
+        assert ticket.done
+        assert ticket.ok == [False]
+        assert not e.tiers._rising
