@@ -55,7 +55,7 @@ def open_tiers(
         sizes=sizes,
         model=model,
         # Kinds, shapes, dtypes and order of all that a page or block holds; the number changes with their arrangement.
-        layout=f"1 {state!r}",
+        layout=f"2 {state!r}",
         links=links,
     )
 
