@@ -119,6 +119,28 @@ def same_in_any_company(op: Op, case: Case, tokens: int, device: str = "cpu", **
             assert torch.equal(one, other)
 
 
+def check_captured(op: Op, case: Case, pairs: list[tuple[int, int]]) -> None:
+    """Captured for one step, replayed for two that share nothing with it but numbers of tokens and sequences."""
+    steps = Steps(3, case.part_bytes, "cuda")
+    tokens = sum(count for _, count in pairs)
+    fixed = steps.inputs(case.rows, case.constants, [(0, tokens - 2), (1, 1), (2, 1)])
+    op(*fixed, *case.after, pdl=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = op(*fixed, *case.after, pdl=True)
+    for step in (Step(pairs[::-1]), Step([*pairs[:-1], (pairs[-1][0], 0)], pairs[-1][1])):
+        steps.at, expected_memory = [20, 0, 30], torch.randint(0, 63, steps.memory.shape, dtype=torch.uint8).cuda()
+        new = steps.inputs(case.rows, case.constants, *step)
+        steps.memory.copy_(expected_memory)
+        expected = op(*[expected_memory if x is steps.memory else x for x in new], *case.after, pdl=True)
+        for mine, theirs in zip(fixed, new):
+            if isinstance(mine, torch.Tensor) and mine is not steps.memory:
+                mine.copy_(theirs)
+        graph.replay()
+        assert torch.equal(got, expected)
+        assert torch.equal(steps.memory, expected_memory)
+
+
 def _random(seed: int) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(shape, generator=generator)

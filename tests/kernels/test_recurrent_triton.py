@@ -7,8 +7,7 @@ from typing import Any
 import block_cases
 import pytest
 import torch
-from block_cases import SCRIPTS, SHORT, Case, Step, play, same_in_any_company
-from block_steps import Steps
+from block_cases import SCRIPTS, SHORT, Case, Step, check_captured, play, same_in_any_company
 from triton_compile import compile_for_sm90
 from triton_mode import DEVICES
 
@@ -113,34 +112,14 @@ def test_real_sizes(model: str, pdl: bool):
 @pytest.mark.parametrize("pairs", [[(0, 1), (1, 1), (2, 1)], [(2, 1), (0, 90), (1, 20)]])
 @pytest.mark.parametrize("model", REAL)
 def test_a_captured_step_serves_any_lengths(model: str, pairs: list[tuple[int, int]]):
-    """Captured for one step, replayed for two that share nothing with it but numbers of tokens and sequences."""
-    name, sizes = REAL[model]
-    op, one = OPS[name], case(name, BF16, sizes)
-    steps = Steps(3, one.part_bytes, "cuda")
-    tokens = sum(count for _, count in pairs)
-    fixed = steps.inputs(one.rows, one.constants, [(0, tokens - 2), (1, 1), (2, 1)])
-    op(*fixed, *one.after, pdl=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = op(*fixed, *one.after, pdl=True)
-    for step in (Step(pairs[::-1]), Step([*pairs[:-1], (pairs[-1][0], 0)], pairs[-1][1])):
-        steps.at, expected_memory = [20, 0, 30], torch.randint(0, 63, steps.memory.shape, dtype=torch.uint8).cuda()
-        new = steps.inputs(one.rows, one.constants, *step)
-        steps.memory.copy_(expected_memory)
-        expected = op(*[expected_memory if x is steps.memory else x for x in new], *one.after, pdl=True)
-        for mine, theirs in zip(fixed, new):
-            if isinstance(mine, torch.Tensor) and mine is not steps.memory:
-                mine.copy_(theirs)
-        graph.replay()
-        assert torch.equal(got, expected)
-        assert torch.equal(steps.memory, expected_memory)
+    op, sizes = REAL[model]
+    check_captured(OPS[op], case(op, BF16, sizes), pairs)
 
 
 def test_every_kernel_compiles_for_sm_90():
     compiled = compile_for_sm90(
         """
 from block_cases import conv1d as c, delta_rule as d, selective_scan as s, ssm_scan as m
-from block_steps import Steps
 from treadle.graph import recurrent_rows
 from treadle.kernels import conv1d_triton, delta_rule_triton, selective_scan_triton, ssm_scan_triton
 recurrent_rows.SEGMENT = ssm_scan_triton.SEGMENT = selective_scan_triton.SEGMENT = 128
