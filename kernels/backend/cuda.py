@@ -204,8 +204,9 @@ class CudaBackend:
     def memory(self) -> MemoryFacts:
         """Return the device's memory: what is free counts what the allocator holds and nobody uses."""
         free, total = torch.cuda.mem_get_info()
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return MemoryFacts(total_bytes=total, available_bytes=free + unused)
+        reserved = torch.cuda.memory_reserved()
+        unused = reserved - torch.cuda.memory_allocated()
+        return MemoryFacts(total_bytes=total, available_bytes=free + unused, reserved_bytes=reserved)
 
 
 def _unpin(memory: mmap.mmap, address: int) -> None:

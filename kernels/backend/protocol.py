@@ -25,6 +25,8 @@ class MemoryFacts:
 
     total_bytes: int
     available_bytes: int
+    reserved_bytes: int = 0
+    """that this process holds for tensors, used or not; 0 where they are taken from the system one by one"""
 
 
 class Event(Protocol[T_co]):

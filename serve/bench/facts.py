@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.conf.schema import HardwareConfig
+from treadle.graph.memory import MemoryPlan
 
 PACKAGES = ("treadle", "torch", "triton", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,14 @@ def machine(hardware: HardwareConfig) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load_1min": os.getloadavg()[0],
     }
+
+
+def memory(plan: MemoryPlan, ready_bytes: int, end_bytes: int) -> dict[str, int]:
+    """Return bytes planned for tensors, and reserved for them once all was ready and at the end; {} if none were."""
+    if not ready_bytes:
+        return {}
+    planned = sum(row.nbytes for row in plan.rows if row.kind != "runtime")
+    return {"planned_bytes": planned, "ready_bytes": ready_bytes, "end_bytes": end_bytes}
 
 
 def revision() -> str | None:

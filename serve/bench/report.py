@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from treadle.conf.errors import ConfigError
+from treadle.conf.size import format_bytes
 from treadle.serve.bench.results import OURS, FigureResult, Results
 
 
@@ -82,4 +83,10 @@ def _caption(results: Results) -> str:
     disturbed = sum(row.disturbed for row in results.rows.values())
     lines = [f"trials disturbed by other processes: {disturbed}"] if disturbed else []
     lines += [f"ceilings of the same run: {ceilings}", *(f"{name}: {what}" for name, what in results.rivals.items())]
+    if results.memory:
+        planned, ready, end = (results.memory[f"{name}_bytes"] for name in ("planned", "ready", "end"))
+        lines.append(
+            f"memory: {format_bytes(planned)} planned, {format_bytes(ready)} reserved once ready"
+            f" ({ready / planned - 1:+.1%}), {format_bytes(end)} at the end"
+        )
     return "\n".join(lines)

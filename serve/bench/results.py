@@ -79,6 +79,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     deployment: dict[str, Any]
     ceilings: dict[str, float]
+    memory: dict[str, int]
+    """planned, and reserved once ready and at the end; {} where the system provides it tensor by tensor"""
     rivals: dict[str, str]
     """name -> version, or why it did not run"""
     rows: dict[str, RowResult]

@@ -27,8 +27,8 @@ from treadle.serve.bench.workload import check_fits, measure, needs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from treadle.conf.schema import HardwareConfig
     from treadle.graph.resolve import Resolved
+    from treadle.kernels.backend.protocol import Backend
 
 
 def run(resolved: Resolved, console: Console, output: str = ".") -> int:
@@ -36,6 +36,8 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
 
     Raises: ConfigError without a recipe, and for rows that the deployment cannot run.
     """
+    from treadle.kernels.backend import open_backend
+
     deployment = resolved.deployment
     bench, scheduler = deployment.bench, deployment.scheduler
     recipe = read_recipe(bench.rows, bench.rivals)
@@ -49,16 +51,19 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
         max_queue=scheduler.max_queue,
     )
     started, machine = datetime.now(UTC), facts.machine(deployment.hardware)
-    ceilings = _ceilings(deployment.hardware)
+    backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
+    ceilings = _ceilings(backend)
     found = _starts(resolved, recipe)
     with ExitStack() as stack:
         players, versions = _open(resolved, recipe, stack)
+        ready_bytes = backend.memory().reserved_bytes
         found |= run_rows(
             _trials(recipe, players, resolved.spec.vocab),
             trials=bench.trials,
             warmup=bench.warmup,
             patience_s=bench.patience_s,
         )
+        memory = facts.memory(resolved.plan, ready_bytes, backend.memory().reserved_bytes)
     results = Results(
         recipe=bench.name or "bench",
         started=started.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -68,6 +73,7 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
         fingerprint=resolved.fingerprint,
         deployment=to_plain(deployment),
         ceilings=ceilings,
+        memory=memory,
         rivals=versions,
         rows={name: found[name] for name in recipe.rows},
     )
@@ -76,13 +82,14 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
     return 0
 
 
-def _ceilings(hardware: HardwareConfig) -> dict[str, float]:
-    from treadle.kernels.backend import open_backend
+def _ceilings(backend: Backend) -> dict[str, float]:
     from treadle.serve.bench.ceilings import measure_ceilings
 
     with PhaseBars() as bars:
         bars("ceilings")
-        return measure_ceilings(open_backend(hardware.device, threads=hardware.threads or 1))
+        found = measure_ceilings(backend)
+    backend.trim()
+    return found
 
 
 def _starts(resolved: Resolved, recipe: Recipe) -> dict[str, RowResult]:

@@ -25,6 +25,7 @@ def results() -> Results:
         fingerprint="fp_0",
         deployment={"model": {"name": "small"}},
         ceilings={"read_gb_s": 40.123},
+        memory={"planned_bytes": 100 << 30, "ready_bytes": 101 << 30, "end_bytes": 101 << 30},
         rivals={"rival": "rival 1.0", "gone": "not run: no such module"},
         rows={
             "decode": RowResult(
@@ -47,7 +48,9 @@ def test_the_table_says_how_many_times_better():
         ["decode", "tpot_ms", "5", "4 .. 9", "10 2.00x", "", "4 0.80x", "2.5 0.50x"],
         ["prefill", "prompt_tok_s", "1,500", "1,500 .. 1,500", "", "1,000 1.50x", "", ""],
     ]
-    for text in ("test: small on a cpu, 2 threads", "read_gb_s 40.1", "rival: rival 1.0", "gone: not run: no such"):
+    for text in ("test: small on a cpu, 2 threads", "read_gb_s 40.1", "rival: rival 1.0", "gone: not run: no such",
+        "100.00 GiB planned, 101.00 GiB reserved once ready (+1.0%), 101.00 GiB at the end",
+    ):  # fmt: skip
         assert text in printed
 
 
