@@ -23,7 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2, one line and no traceback for a user's mistake."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _main(words)
+        code = _main(words)
+        # Here, where it is known what to do if nobody reads it any more.
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         return _complain(error)
     except ValueError as error:
