@@ -120,6 +120,7 @@ def test_every_kernel_compiles_for_sm_90():
     compiled = compile_for_sm90(
         """
 from block_cases import conv1d as c, delta_rule as d, selective_scan as s, ssm_scan as m
+from block_steps import Steps
 from treadle.graph import recurrent_rows
 from treadle.kernels import conv1d_triton, delta_rule_triton, selective_scan_triton, ssm_scan_triton
 recurrent_rows.SEGMENT = ssm_scan_triton.SEGMENT = selective_scan_triton.SEGMENT = 128
