@@ -128,10 +128,10 @@ class Sinker:
         for node in reversed([*job.node.path()]):
             if node.end <= first:
                 continue
-            begin = max(first - node.start, 0)
-            for index, (page, digest) in enumerate(zip(node.pages[begin:], tree.digests(node)[begin:]), begin):
-                if page not in self._sunk:
-                    yield 0, page, digest, node.start + index
+            digests = tree.digests(node)
+            for index in range(max(first - node.start, 0), len(node.pages)):
+                if (page := node.pages[index]) not in self._sunk:
+                    yield 0, page, digests[index], node.start + index
         if job.snapshot is not None:
             digests = [each for node in reversed([*job.node.path()]) for each in tree.digests(node)]
             origin = tree.digests(job.node.root)
