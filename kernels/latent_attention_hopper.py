@@ -27,19 +27,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from treadle.kernels.latent_attention_items import UNSPLIT, find, share_of, work
-
-# Names changed in Triton 3.7.
-if hasattr(tma, "async_load"):
-    async_load = tma.async_load
-else:
-    async_load = tma.async_copy_global_to_shared
+from treadle.kernels.paged_prefill_hopper import COLUMNS, NOTHING, RENAMED, async_load
 
 ROWS = 64
 """(query, head) rows of a tile"""
@@ -56,15 +50,10 @@ REGISTERS = 128
 DEALT = (176, 120, 40, 40, 40, 40)
 """registers of a thread that adds (the other half gets what remains), weighs, fetches"""
 
-NOTHING = gl.constexpr(-1e30)
-COLUMNS = gl.constexpr(64)
-"""16-bit channels that the copy engine brings at a time: as many as it swizzles together"""
 PARTS = gl.constexpr(9)
 """of a key: those of the latent, then the rope key's"""
 PIECES = gl.constexpr(5)
 """of a block that are waited for: rope keys, then fourths of the latents"""
-RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-"""here too"""
 
 
 @gluon.jit

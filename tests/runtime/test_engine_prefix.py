@@ -11,6 +11,73 @@ def missed(bench: Bench) -> dict[str, int]:
     return {reason: count for reason, count in bench.engine.stats().prefix_missed_tokens.items() if count}
 
 
+def test_a_conversation_hits_the_prefix_cache_generated_tokens_included() -> None:
+    prompt = list(range(10))
+    bench = Bench()
+    bench.add("first", prompt, max_tokens=8)
+    bench.run()
+    longer = prompt + bench.tokens("first") + [5, 6]
+    bench.add("second", longer)
+    bench.run()
+    assert bench.tokens("second") == answer(longer, 8)
+    # 17 of the 18 tokens were computed; 4 pages are full.
+    assert bench.outputs["second"][0].num_cached_tokens == 16
+    stats = bench.engine.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (30, 16)
+    bench.close()
+
+
+def test_the_row_launched_after_the_end_is_not_taken_for_state() -> None:
+    prompt = [1, 2, 3]
+    end = answer(prompt, 5)[4]
+    assert end not in answer(prompt, 4)
+    bench = Bench()
+    bench.add("first", prompt, eos_ids=(end,), max_tokens=20)
+    bench.run()
+    # Two full pages are known, but the state of their last token was never computed.
+    longer = prompt + bench.tokens("first") + [5]
+    assert len(longer) == 2 * PAGE_TOKENS + 1
+    bench.add("second", longer)
+    bench.run()
+    assert bench.outputs["second"][0].num_cached_tokens == PAGE_TOKENS
+    assert bench.tokens("second") == answer(longer, 8)
+    bench.close()
+
+
+def test_equal_prompts_of_one_step_are_computed_once() -> None:
+    prompt = [i % VOCAB for i in range(32)]
+    bench = Bench(max_step_tokens=64)
+    for name in "abcd":
+        bench.add(name, prompt, max_tokens=4)
+    bench.run()
+    for name in "abcd":
+        assert bench.tokens(name) == answer(prompt, 4)
+    # The last page of the others is computed again, for its logits.
+    assert bench.model.step_tokens[0] == 32 + 3 * PAGE_TOKENS
+    bench.close()
+
+
+def test_the_whole_prompt_is_never_taken_from_the_cache() -> None:
+    prompt = list(range(8))
+    bench = Bench()
+    for name in ("cold", "warm"):
+        bench.add(name, prompt)
+        bench.run()
+    assert bench.tokens("cold") == bench.tokens("warm") == answer(prompt, 8)
+    assert bench.outputs["warm"][0].num_cached_tokens == 4
+    bench.close()
+
+
+def test_without_prefix_cache_nothing_is_kept() -> None:
+    bench = Bench(prefix_cache=False)
+    for name in ("a", "b"):
+        bench.add(name, list(range(12)))
+        bench.run()
+    assert bench.tokens("a") == bench.tokens("b")
+    assert bench.engine.stats().prefix_hit_tokens == 0
+    bench.close()
+
+
 def test_every_miss_has_a_reason() -> None:
     prompt = [i % VOCAB for i in range(12)]
     bench = Bench()
