@@ -37,7 +37,7 @@ from treadle.runtime.request import (
 )
 from treadle.runtime.sampler import Samples, Scores
 from treadle.runtime.scheduler import Scheduler
-from treadle.runtime.sequence import Sequence
+from treadle.runtime.sequence import Sequence, tokens_of
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.memory import StateMemory
@@ -166,6 +166,7 @@ class Engine:
         """
         scheduler, settings = self._scheduler, self._settings
         request = msgspec.structs.replace(request, params=request.params.typed())
+        prompt = tokens_of(request.prompt, settings.vocab)
         self._check(request)
         if len(scheduler.waiting) >= settings.max_queue + scheduler.free_slots:
             raise QueueFull(f"{len(scheduler.waiting)} requests wait already; max_queue={settings.max_queue}")
@@ -176,6 +177,7 @@ class Engine:
             max_tokens=room if params.max_tokens is None else params.max_tokens,
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival_s=request.arrival_s or time.monotonic(),
+            prompt=prompt,
         )
         sequence.processors = make_processors(params.logits_processors)
         self._order += 1
@@ -257,11 +259,7 @@ class Engine:
         params, length = request.params, len(request.prompt)
         if request.id in self._sequences:
             raise RequestError(f"a request with id {request.id} is running", "id")
-        if length == 0:
-            raise RequestError("the prompt is empty; it takes at least 1 token", "prompt")
         vocab = self._settings.vocab
-        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
-            raise RequestError(f"the prompt holds a token id outside [0, {vocab})", "prompt")
         params.check(vocab)
         if length >= self._max_tokens:
             raise RequestError(

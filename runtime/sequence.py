@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+
 from treadle.graph.packet import Control
 from treadle.runtime.processors import RowProcessors
-from treadle.runtime.request import FinishReason, Request, SamplingParams, TokenLogprob
+from treadle.runtime.request import FinishReason, Request, RequestError, SamplingParams, TokenLogprob
 from treadle.runtime.state.node import TOKEN_TYPE, Node
 
 
@@ -57,6 +60,19 @@ def needs_alone(params: SamplingParams, stop_ids: tuple[int, ...], controls: Con
     )
 
 
+def tokens_of(prompt: list[int], vocab: int) -> array[int]:
+    """Return the ids of a prompt. Raises RequestError if there is none, or one outside [0, vocab)."""
+    if not prompt:
+        raise RequestError("the prompt is empty; it takes at least 1 token", "prompt")
+    with contextlib.suppress(OverflowError):
+        tokens = array(TOKEN_TYPE, prompt)
+        # Python takes a millisecond to look through a long one.
+        least, most = torch.frombuffer(tokens, dtype=torch.int32).aminmax()
+        if least >= 0 and most < vocab:
+            return tokens
+    raise RequestError(f"the prompt holds a token id outside [0, {vocab})", "prompt")
+
+
 @dataclass(slots=True)
 class Window:
     """The pages of one group that a sequence's next token and those behind it see."""
@@ -78,7 +94,11 @@ class Sequence:
     ``computed`` and ``pending`` include steps in flight. The scheduler alone changes what it holds.
     """
 
-    def __init__(self, request: Request, *, order: int, max_tokens: int, seed: int, arrival_s: float) -> None:
+    def __init__(
+        self, request: Request, *, order: int, max_tokens: int, seed: int, arrival_s: float,
+        prompt: array[int] | None = None,
+    ) -> None:  # fmt: skip
+        """``prompt``: the request's, if somebody has it as an array already."""
         self.id = request.id
         self.params = request.params
         self.order = order
@@ -101,7 +121,7 @@ class Sequence:
         """of the prompt's tokens from the second on, as far as they are known"""
         self.prompt_from = 0
         """the first position whose log-probability is still to be computed since it was admitted"""
-        self.tokens = array(TOKEN_TYPE, request.prompt)
+        self.tokens = array(TOKEN_TYPE, request.prompt) if prompt is None else prompt
         """the prompt and every generated token known so far"""
         self.prompt_len = len(request.prompt)
 

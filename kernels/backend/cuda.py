@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import importlib.metadata
 import mmap
 import statistics
@@ -15,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from treadle.kernels.backend.cuda_copies import launch_copies
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
@@ -135,19 +134,15 @@ class CudaBackend:
         return tensor
 
     def copy(self, source: Tensor, target: Tensor, ranges: Sequence[tuple[int, int, int]]) -> None:
-        """Launch copies of byte ranges on the current stream. Raises RuntimeError if the driver refuses one.
+        """Launch copies of byte ranges on the current stream, not the default one.
 
-        The driver is called as it is: torch took 29 us to launch each of thousands of copies between device and host,
-        and who launches them holds up the steps.
+        Raises RuntimeError if the driver refuses.
         """
-        launch, stream = _driver().cuMemcpyAsync, torch.cuda.current_stream().cuda_stream
-        origin, goal = source.data_ptr(), target.data_ptr()
         for begin, there, size in ranges:
             assert begin + size <= source.numel(), "a range ends outside of memory"
             assert there + size <= target.numel(), "a range ends outside of memory"
-            error = launch(goal + there, origin + begin, size, stream)
-            if error:
-                raise RuntimeError(f"the driver does not copy {size} bytes between host and device: CUDA error {error}")
+        stream = torch.cuda.current_stream().cuda_stream
+        launch_copies(target.data_ptr(), source.data_ptr(), ranges, stream)
 
     def trim(self) -> None:
         """Give unused blocks of the allocator back to the driver, workspaces of matrix products among them.
@@ -217,14 +212,6 @@ def _unpin(memory: mmap.mmap, address: int) -> None:
 
 def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
-    driver.cuMemcpyAsync.restype = ctypes.c_int
-    return driver
 
 
 def _event() -> torch.cuda.Event:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from treadle.graph.state import State
 from treadle.runtime.sequence import Sequence
@@ -113,13 +115,13 @@ class Restorer:
         sequence.looked = True
         job = self._look(sequence)
         if job is not None and job.position:
-            self._tiers.prefetch([Object(*each, 0, size) for each, size in self._named(job)])
+            self._tiers.prefetch([*self._objects(job)])
 
     def poll(self) -> None:
         """Begin what was planned, and take in what has arrived. Before a step is planned."""
         for sequence, job in list(self._jobs.items()):
             if job.ticket is None:
-                self._fetch(job)
+                job.ticket = self._tiers.fetch(self._objects(job))
             if job.ticket is not None and job.ticket.done:
                 del self._jobs[sequence]
                 sequence.asked = True
@@ -185,21 +187,13 @@ class Restorer:
             pool.pin(handles)
         self._jobs[sequence] = job
 
-    def _fetch(self, job: _Job) -> None:
-        offsets = [pool.offset(handle) for pool, handles in zip(self._arena.pools, job.taken) for handle in handles]
-        named = self._named(job)
-        job.ticket = self._tiers.fetch(
-            [Object(*each, offset, size) for (each, size), offset in zip(named, offsets, strict=True)]
-        )
-
-    def _named(self, job: _Job) -> list[tuple[tuple[bytes, str], int]]:
-        """Return key, kind for statistics, and size of all that a job wants, in the order in which it is taken."""
+    def _objects(self, job: _Job) -> Iterator[Object]:
+        """Yield all that a job wants, in the order in which it is taken; offsets are 0 where nothing is yet."""
         keys = [job.pages] if job.items is None else [[*job.pages, *job.items[0]], *job.items[1:]]
-        return [
-            ((key, "page" if kind == 0 else "checkpoint"), self._arena.pool(kind).item_bytes)
-            for kind, names in enumerate(keys)
-            for key in names
-        ]
+        for kind, names in enumerate(keys):
+            pool, name = self._arena.pool(kind), "page" if kind == 0 else "checkpoint"
+            offsets = map(pool.offset, job.taken[kind]) if job.taken else repeat(0)
+            yield from map(Object, names, repeat(name), offsets, repeat(pool.item_bytes))
 
     def _finish(self, sequence: Sequence, job: _Job) -> None:
         """Put what has arrived into the tree."""
@@ -212,9 +206,11 @@ class Restorer:
         if pages:
             end = job.base.end + whole
             node = tree.insert(job.tokens, [*[0] * job.base.end, *pages], salt)
+            assert node.end == end
+            if node.digests is None:
+                node.digests = job.digests[node.start + 1 : end + 1]
             kept = [page for page in pages if self._arena.pool(0).refs(page) > 1]
             self._sinker.note_sunk(kept)
-            assert node.end == end
         restored = (job.base.end + whole) * self._page_tokens
         rest = [job.taken[0][len(job.pages) :], *job.taken[1:]]
         behind = ok[len(job.pages) :]
@@ -242,9 +238,10 @@ class Restorer:
 
     def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
         """Note where the tokens up to ``restored`` came from; those behind the last page from where that was."""
-        size, at = self._page_tokens, job.base.end * self._page_tokens
-        for page in range(-(-max(restored - at, 0) // size)):
-            places = job.places[page : page + 1] or job.places[-1:]
-            place = places[0].value if places and places[0] is not None else Where.HOST.value
-            count = min(restored - at - page * size, size)
-            sequence.restored[place] = sequence.restored.get(place, 0) + count
+        size, places = self._page_tokens, [place or Where.HOST for place in job.places] or [Where.HOST]
+        left = max(restored - job.base.end * size, 0)
+        pages = -(-left // size)
+        places = [*places, *[places[-1]] * (pages - len(places))][:pages]
+        for place, count in Counter(places).items():
+            tokens = count * size - (pages * size - left if place is places[-1] else 0)
+            sequence.restored[place.value] = sequence.restored.get(place.value, 0) + tokens

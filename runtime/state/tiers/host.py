@@ -138,12 +138,13 @@ class HostPool:
             self._touch(entry)
             return entry
 
-    def release(self, entry: Entry) -> None:
-        """Undo one hold; a place that was never filled, or dropped, is free with the last one."""
+    def release(self, *entries: Entry) -> None:
+        """Undo one hold of each; a place that was never filled, or dropped, is free with the last one."""
         with self._lock:
-            assert entry.holds > 0, "an entry is released more often than held"
-            entry.holds -= 1
-            self._settle(entry)
+            for entry in entries:
+                assert entry.holds > 0, "an entry is released more often than held"
+                entry.holds -= 1
+                self._settle(entry)
 
     def drop(self, key: bytes) -> None:
         """Forget an object, as soon as nobody uses it; until then ``reserve`` finds its key free."""

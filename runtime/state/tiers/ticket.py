@@ -31,7 +31,7 @@ class Object(NamedTuple):
 class Ticket:
     """The outcome of a transfer, complete after some ``Tiers.poll``; changes in no other call."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int = 0) -> None:
         self.ok = [False] * count
         """for each object, in the order given, whether it arrived; final once done"""
         self._left = count
@@ -40,6 +40,12 @@ class Ticket:
     def done(self) -> bool:
         """Whether the fate of every object is known, and none of their memory is used any more."""
         return self._left == 0
+
+    def expect(self) -> int:
+        """Count in one more object; return its number."""
+        self.ok.append(False)
+        self._left += 1
+        return len(self.ok) - 1
 
     def settle(self, index: int, ok: bool) -> None:
         """Note the fate of one object."""

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +39,10 @@ PIN_SHARE = 0.5
 """The most of the pool that may be pinned."""
 FLIGHT_SHARE = 0.5
 """The most of the pool that sinking objects, and loads, may be filling at once."""
-LIFTED_TOGETHER = 128
+LIFTED_TOGETHER = 64
 """Objects of a fetch that are copied at a time."""
+POLL_S = 0.0002
+"""How often a loop without a step looks for copies that are done."""
 CLOSE_S = 5.0
 CLEAR_S = 60.0
 
@@ -154,11 +156,12 @@ class Tiers:
         self._stats.count_queries(found)
         return found
 
-    def fetch(self, objects: Sequence[Object]) -> Ticket:
+    def fetch(self, objects: Iterable[Object]) -> Ticket:
         """Copy objects into the arena, behind all that was launched, which may use the memory; from a store through
         the host. Each fails by itself if no tier gives it in time. The targets must stay until it is done."""
-        ticket, mark = Ticket(len(objects)), self._mark()
-        for index, each in enumerate(objects):
+        ticket, mark = Ticket(), self._mark()
+        for each in objects:
+            index = ticket.expect()
             entry = self._pool.acquire(each.key, each.num_bytes)
             if entry is not None:
                 self._stats.host_hits += 1
@@ -213,7 +216,7 @@ class Tiers:
         end = time.monotonic() + limit_s
         while not (self._mover.ready or self._woken.is_set()) and (left := end - time.monotonic()) > 0:
             # The device does not wake anybody.
-            self._woken.wait(min(left, 0.0005) if self._mover.busy else left)
+            self._woken.wait(min(left, POLL_S) if self._mover.busy else left)
 
     def demote(self, keys: Sequence[bytes]) -> None:
         """Make objects the first to leave host memory; stores keep them."""
@@ -319,11 +322,12 @@ class Tiers:
             self._mover.lift(moves, partial(self._lifted, batch), follow=any(each.mark is None for each in batch))
 
     def _lifted(self, batch: list[_Rising], ok: bool) -> None:
+        self._pool.release(*(each.entry for each in batch))
         for each in batch:
             each.ticket.settle(each.number, ok)
-            self._pool.release(each.entry)
-            self._stats.lifted_bytes += each.entry.num_bytes if ok else 0
-            self._stats.lifted += ok
+        if ok:
+            self._stats.lifted_bytes += sum(each.entry.num_bytes for each in batch)
+            self._stats.lifted += len(batch)
 
     def _holds(self, name: str, key: bytes) -> bool | None:
         """Whether a store has an object; None: not known."""
