@@ -31,15 +31,6 @@ def element(dtype: torch.dtype) -> tl.dtype:
     return tl.float32 if triton.knobs.runtime.interpret else ELEMENTS[dtype]
 
 
-def chunks_suit(dtype: torch.dtype, *sizes: int) -> bool:
-    """Return whether kernels over chunks may take heads of these sizes; others go token by token.
-
-    On sm_90 those of Triton 3.6 gave wrong numbers for 16-bit heads of 20 x 33 and 19 x 37 channels. No model has
-    any that are no multiple of 16.
-    """
-    return dtype is torch.float32 or all(size % 16 == 0 for size in sizes)
-
-
 def precision(dtype: torch.dtype) -> str:
     """Return how products of fp32 are made in a model of ``dtype``."""
     return "ieee" if dtype is torch.float32 else "tf32"

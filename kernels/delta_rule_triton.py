@@ -10,7 +10,7 @@ from torch import Tensor
 
 from treadle.graph.recurrent_rows import chunk_tokens
 from treadle.kernels.blocks_native import rows_dense
-from treadle.kernels.blocks_triton import arena, at_most, chunks_suit, element, precision, turns
+from treadle.kernels.blocks_triton import arena, at_most, element, precision, turns
 from treadle.kernels.delta_rule_chunks_triton import advance, prepare
 from treadle.kernels.delta_rule_steps_triton import delta_steps
 
@@ -56,7 +56,7 @@ def delta_rule(
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     given = (q, k, v, g, beta)
     few = tokens <= sequences or tokens < LEAST
-    least = 0 if invariant or few or not chunks_suit(v.dtype, k_dim, v_dim) else LEAST
+    least = 0 if invariant or few else LEAST
     if least:
         chunks(given, out, state, scale, l2norm, sizes, options)
     block_k = triton.next_power_of_2(k_dim)

@@ -37,7 +37,6 @@ from treadle.kernels.blocks_triton import (
     LOG2_E,
     arena,
     at_most,
-    chunks_suit,
     element,
     find_chunk,
     find_sequence,
@@ -260,7 +259,7 @@ def ssm_scan(
         kv_lens, tokens, sequences, x.stride(0), dt.stride(0), B.stride(0), C.stride(0),
     )  # fmt: skip
     few = tokens <= sequences or tokens < LEAST
-    least = 0 if invariant or few or not chunks_suit(x.dtype, dim, size) else LEAST
+    least = 0 if invariant or few else LEAST
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     sizes: dict[str, Any] = {
         "HEADS": heads,

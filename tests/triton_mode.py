@@ -10,10 +10,13 @@ import os
 import pytest
 import torch
 
+from treadle.kernels.backend.assembler import choose_assembler
+
 NATIVE = torch.cuda.is_available()
 if NATIVE:
     # Matrix products under torch.use_deterministic_algorithms need it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    choose_assembler()
 else:
     os.environ["TRITON_INTERPRET"] = "1"
 

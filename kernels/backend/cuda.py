@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from treadle.kernels.backend.assembler import choose_assembler
 from treadle.kernels.backend.cuda_copies import launch_copies
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
@@ -104,7 +105,8 @@ class CudaBackend:
             why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
             raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        self.version = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {_triton_version()}"
+        parts = torch.cuda.get_device_name(), f"torch {torch.__version__}", f"triton {_triton_version()}"
+        self.version = ", ".join((*parts, f"ptxas {choose_assembler() or 'none'}"))
         self._pool = torch.cuda.graph_pool_handle()
         major, minor = torch.cuda.get_device_capability()
         self.features = frozenset({f"sm_{major}{minor}"})

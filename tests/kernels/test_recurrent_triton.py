@@ -34,6 +34,7 @@ SIZES: list[tuple[str, torch.dtype, dict[str, Any]]] = [
     ("delta_rule", BF16, {"decay": 0.01, "alike": True}),
     ("delta_rule", BF16, {"k_dim": 19, "v_dim": 37, "by_channel": True}),
     ("delta_rule", BF16, {"k_dim": 32, "v_dim": 48, "by_channel": True}),
+    ("delta_rule", BF16, {"k_dim": 16, "v_dim": 16, "by_channel": True}),
     ("delta_rule", FP32, {"decay": 30.0, "by_channel": True}),
     ("delta_rule", BF16, {"decay": 0.01, "alike": True, "by_channel": True}),
     ("ssm_scan", BF16, {"dim": 20, "size": 33, "skip": False}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterable
-from collections.abc import Sequence as Ordered
 
 import pytest
 from arenas import make_arena
