@@ -22,7 +22,8 @@ PROBE = 3
 GAIN = 0.85
 """What another number must take at most of the time to be taken."""
 WORSE = 1.5
-"""What steps must take, of what they took when the number was last looked at, to look at once."""
+"""What steps must take, of what they took when the number was last looked at, to look at once; and a step with another
+number, of what is usual, to be the last of its kind."""
 FIRST_S, LONGEST_S = 1.0, 16.0
 """Seconds until another number is tried; twice as many each time that it does not help."""
 
@@ -47,11 +48,14 @@ class Crew:
             return
         size = self._sizes.setdefault(tokens, _Size(self._ladder))
         begin = self._clock()
-        torch.set_num_threads(size.choose(begin))
+        count = size.choose(begin)
+        if count < self._threads:
+            torch.set_num_threads(count)
         try:
             yield
         finally:
-            torch.set_num_threads(self._threads)
+            if count < self._threads:
+                torch.set_num_threads(self._threads)
         end = self._clock()
         size.note(end - begin, end)
 
@@ -85,9 +89,10 @@ class _Size:
             self._recent.append(seconds)
             return
         self._tried.append(seconds)
-        if len(self._tried) < PROBE:
+        usual = statistics.median(self._recent)
+        if len(self._tried) < PROBE and seconds < WORSE * usual:
             return
-        if statistics.median(self._tried) < GAIN * statistics.median(self._recent):
+        if statistics.median(self._tried) < GAIN * usual:
             self._at, self._recent = self._tried_at, deque(self._tried, maxlen=PROBE)
             self._wait_s = FIRST_S
         else:
