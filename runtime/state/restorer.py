@@ -122,6 +122,7 @@ class Restorer:
         for sequence, job in list(self._jobs.items()):
             if job.ticket is None:
                 job.ticket = self._tiers.fetch(self._objects(job))
+                assert len(job.ticket.ok) == sum(job.need().values()), "not all that was taken is fetched"
             if job.ticket is not None and job.ticket.done:
                 del self._jobs[sequence]
                 sequence.asked = True
