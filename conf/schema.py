@@ -208,7 +208,7 @@ class HardwareConfig:
     )
     threads: int | None = field(
         default=None,
-        metadata=_about("CPU threads of the step loop; null: one for each core this process may use", low=1, high=1024),
+        metadata=_about("most CPU threads of a step; null: one for each core this process may use", low=1, high=1024),
     )
     features: tuple[str, ...] | None = field(
         default=None, metadata=_about("instruction sets that kernels may use; null: asked from the machine")

@@ -153,7 +153,8 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     deployment = resolved.deployment
     resolved.source.fetch(on_phase)
     on_phase("graph")
-    backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
+    hardware, deterministic = deployment.hardware, deployment.passes.deterministic
+    backend = open_backend(hardware.device, threads=hardware.threads or 1, fixed=deterministic)
     made = program(resolved, backend, on_phase)
     loaded = weights(resolved, made.weights, on_phase)
     on_phase("state")

@@ -305,14 +305,15 @@ class Engine:
         if samples.scored is not None:
             self._take_scores(launched.plan, samples.scored)
         outputs = []
-        for row, (sequence, token) in enumerate(zip(launched.plan.sampled, samples.tokens.tolist())):
+        found = itertools.repeat(None) if samples.own is None else samples.own.rows()
+        for sequence, token, logprob in zip(launched.plan.sampled, samples.tokens.tolist(), found):
             # A sequence that ended meanwhile was launched once more; that row means nothing.
             if sequence.finish_reason is None:
-                outputs.append(self._take(sequence, token, samples, row))
+                outputs.append(self._take(sequence, token, logprob))
         self._scheduler.collected(launched.plan)
         return outputs
 
-    def _take(self, sequence: Sequence, token: int, samples: Samples, row: int) -> Output:
+    def _take(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:
         """Append a token, find out whether it is the last, and return the output."""
         if token < 0:
             output = self._report(sequence, [], "error")
@@ -330,9 +331,8 @@ class Engine:
         if reason == "stop" and token not in sequence.eos_ids:
             output.stop_reason = token
         params = sequence.params
-        if params.wants_logprobs:
-            asked = 0 if params.logprob_token_ids is None else len(params.logprob_token_ids)
-            output.logprobs = [_logprob(samples, row, params.logprobs or 0, asked)]
+        if params.wants_logprobs and logprob is not None:
+            output.logprobs = [_cut(logprob, params.logprobs or 0, len(params.logprob_token_ids or ()))]
         if params.prompt_logprobs is not None and sequence.num_outputs == 1:
             output.prompt_logprobs = sequence.prompt_logprobs
         if reason is not None:
@@ -341,12 +341,11 @@ class Engine:
 
     def _take_scores(self, plan: Plan, scored: Scores) -> None:
         """Append what tokens of prompts scored to the sequences they belong to."""
-        rows = zip(*(column.tolist() for column in scored[:4] if column is not None))
+        rows = iter(scored.rows())
         for chunk in plan.chunks:
-            count = chunk.sequence.params.prompt_logprobs
-            for logprob, rank, top_ids, top_logprobs in itertools.islice(rows, len(chunk.scored)):
-                found = TokenLogprob(logprob, rank, top_ids[:count], top_logprobs[:count])
-                chunk.sequence.prompt_logprobs.append(found)
+            count = chunk.sequence.params.prompt_logprobs or 0
+            some = itertools.islice(rows, len(chunk.scored))
+            chunk.sequence.prompt_logprobs += [_cut(each, count, 0) for each in some]
 
     def _report(self, sequence: Sequence, token_ids: list[int], reason: FinishReason | None) -> Output:
         output = Output(
@@ -381,15 +380,8 @@ def _failure(sequence: Sequence) -> str:
     return processors.failure or f"the model or its logits processors ({processors.names}) gave no finite logits"
 
 
-def _logprob(samples: Samples, row: int, count: int, asked: int) -> TokenLogprob:
-    assert samples.logprobs is not None
-    assert samples.ranks is not None
-    assert samples.top_ids is not None
-    assert samples.top_logprobs is not None
-    return TokenLogprob(
-        logprob=samples.logprobs[row].item(),
-        rank=int(samples.ranks[row].item()),
-        top_ids=samples.top_ids[row, :count].tolist(),
-        top_logprobs=samples.top_logprobs[row, :count].tolist(),
-        asked_logprobs=[] if samples.asked_logprobs is None else samples.asked_logprobs[row, :asked].tolist(),
-    )
+def _cut(found: TokenLogprob, count: int, asked: int) -> TokenLogprob:
+    """Return of what was found for all rows what one of them wants."""
+    found.top_ids, found.top_logprobs = found.top_ids[:count], found.top_logprobs[:count]
+    found.asked_logprobs = found.asked_logprobs[:asked]
+    return found

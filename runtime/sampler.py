@@ -17,7 +17,7 @@ from torch import Tensor
 from treadle.graph.workspace import LOGPROB_ROWS
 from treadle.kernels.adjust_logits import Controls, adjust_logits
 from treadle.kernels.sample import TokenKernels
-from treadle.runtime.request import MAX_LOGPROBS
+from treadle.runtime.request import MAX_LOGPROBS, TokenLogprob
 from treadle.runtime.sequence import Needs as Needs
 
 FIRST_CANDIDATES = 256
@@ -79,6 +79,11 @@ class Scores(NamedTuple):
     asked_logprobs: Tensor | None = None
     """float32, of the tokens that the row's request asked for"""
 
+    def rows(self) -> list[TokenLogprob]:
+        """Return each token's, with all that was found. At once, since every call for a few of them takes longer."""
+        columns = [column.tolist() for column in self if column is not None]
+        return [TokenLogprob(*row) for row in zip(*columns)]
+
 
 class Samples(NamedTuple):
     """The outcome: tokens, and where log-probabilities are wanted what they score. Shapes: as ``Scores``."""
@@ -92,6 +97,13 @@ class Samples(NamedTuple):
     asked_logprobs: Tensor | None = None
     scored: Scores | None = None
     """of tokens of prompts, where there are any"""
+
+    @property
+    def own(self) -> Scores | None:
+        """What the tokens score, if that was wanted."""
+        if self.logprobs is None or self.ranks is None or self.top_ids is None or self.top_logprobs is None:
+            return None
+        return Scores(self.logprobs, self.ranks, self.top_ids, self.top_logprobs, self.asked_logprobs)
 
 
 class Changes(NamedTuple):

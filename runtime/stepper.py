@@ -92,6 +92,10 @@ class Stepper:
 
         Must be called on the stream.
         """
+        with self._backend.at_work(packet.shape.num_tokens):
+            return self._do(packet)
+
+    def _do(self, packet: Packet) -> Samples:
         self._send(packet)
         for load in packet.loads:
             self._slots.load(load)

@@ -8,15 +8,16 @@ if TYPE_CHECKING:
     from treadle.kernels.backend.protocol import Backend
 
 
-def open_backend(device: str, *, threads: int) -> Backend:
-    """Return the backend of ``device``; ``threads`` are the CPU threads of one operation.
+def open_backend(device: str, *, threads: int, fixed: bool = False) -> Backend:
+    """Return the backend of ``device``; ``threads`` are the CPU threads of one operation, at most, or with ``fixed``
+    always: sums of some kernels depend on them by a bit.
 
     Raises: ValueError if there is none for the device.
     """
     if device == "cpu":
         from treadle.kernels.backend.cpu import CpuBackend
 
-        return CpuBackend(threads=threads)
+        return CpuBackend(threads=threads, fixed=fixed)
     if device == "cuda":
         from treadle.kernels.backend.cuda import CudaBackend
 

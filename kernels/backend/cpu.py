@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from treadle.graph.machine import cpu_name
+from treadle.kernels.backend.crew import Crew
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
@@ -123,19 +124,20 @@ def _drain(work: queue.SimpleQueue[CpuEvent[object] | None], threads: int) -> No
 
 
 class CpuBackend:
-    """The machine's cores and main memory. ``threads`` is what one operation may use."""
+    """The machine's cores and main memory. ``threads`` is what one operation may use; ``fixed``: and always uses."""
 
     name = "cpu"
     device = "cpu"
     features: frozenset[str] = frozenset()
     captures = False
 
-    def __init__(self, *, threads: int) -> None:
+    def __init__(self, *, threads: int, fixed: bool = False) -> None:
         if threads < 1:
             raise ValueError(f"threads={threads}: a CPU backend computes with at least 1")
         self.threads = threads
         self.version = f"{cpu_name()}, {threads} threads, torch {torch.__version__}"
         torch.set_num_threads(threads)
+        self._crew = None if fixed else Crew(threads)
 
     def allocate(self, num_bytes: int) -> Tensor:
         """Return zeroed bytes, [num_bytes] uint8 at a 4096-byte boundary; the system provides pages on first touch."""
@@ -156,6 +158,10 @@ class CpuBackend:
         """Copy byte ranges, one after the other."""
         for begin, there, size in ranges:
             target[there : there + size].copy_(source[begin : begin + size])
+
+    def at_work(self, tokens: int) -> contextlib.AbstractContextManager[None]:
+        """Return a block for a step of so many tokens, in which fewer threads compute if that is quicker."""
+        return contextlib.nullcontext() if self._crew is None else self._crew.at_work(tokens)
 
     def trim(self) -> None:
         """Nothing: what is not used is not held."""

@@ -147,6 +147,10 @@ class CudaBackend:
         stream = torch.cuda.current_stream().cuda_stream
         launch_copies(target.data_ptr(), source.data_ptr(), ranges, stream)
 
+    def at_work(self, tokens: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002  (the device decides)
+        """Nothing: threads of the host compute nothing."""
+        return contextlib.nullcontext()
+
     def trim(self) -> None:
         """Give unused blocks of the allocator back to the driver, workspaces of matrix products among them.
 

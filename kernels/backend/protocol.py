@@ -7,6 +7,7 @@ that the host schedules the next step while this one computes. Work on one strea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -111,6 +112,11 @@ class Backend(Protocol):
         Both are [bytes] uint8, from ``allocate`` or ``host``, and outlive the copies; ranges of ``target`` do not
         overlap.
         """
+        ...
+
+    def at_work(self, tokens: int) -> AbstractContextManager[None]:
+        """Return a block, inside work submitted to a stream, in which a step of so many tokens is computed: in it as
+        many threads are used as are best for that while others use the machine too."""
         ...
 
     def trim(self) -> None:
