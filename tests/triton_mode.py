@@ -10,13 +10,14 @@ import os
 import pytest
 import torch
 
-from treadle.kernels.backend.assembler import choose_assembler
+from treadle.kernels.backend.assembler import choose_assembler, driver_major
 
 NATIVE = torch.cuda.is_available()
 if NATIVE:
     # Matrix products under torch.use_deterministic_algorithms need it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    choose_assembler()
+    major, minor = torch.cuda.get_device_capability()
+    choose_assembler(10 * major + minor, driver_major())
 else:
     os.environ["TRITON_INTERPRET"] = "1"
 

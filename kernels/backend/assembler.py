@@ -7,6 +7,8 @@ without optimizations, and right by those of CUDA 12.9 and 13.0 from the same in
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 
 LEAST = (12, 9)
@@ -14,20 +16,33 @@ PATH = "TRITON_PTXAS_PATH"
 """What Triton reads, and so do the processes that compile for it."""
 
 
-def choose_assembler() -> str | None:
+def choose_assembler(arch: int, driver: int) -> str | None:
     """Let Triton take the newer assembler if the other one is older than LEAST; return the version it takes then.
 
-    A path that the environment names stands. None without Triton.
+    ``arch`` is the device's, 90 for sm_90, and ``driver`` the ``driver_major``: code of a later one is invalid to it.
+    A path that the environment names stands, if there is an assembler. None if there is none that runs: Triton says why
+    when it compiles.
     """
     try:
-        import triton
-    except ImportError:
+        from triton import knobs
+        from triton.backends.nvidia.compiler import get_ptxas
+
+        taken = get_ptxas(arch)
+    except (ImportError, OSError, RuntimeError):
         return None
-    tools = triton.knobs.nvidia
-    newer = getattr(tools, "ptxas_blackwell", None)
-    if PATH not in os.environ and newer is not None and _number(tools.ptxas.version) < LEAST:
-        os.environ[PATH] = newer.path
-    return str(tools.ptxas.version)
+    if _number(taken.version) < LEAST and taken.path != os.environ.get(PATH):
+        with contextlib.suppress(OSError, RuntimeError):
+            newer = knobs.nvidia.ptxas_blackwell
+            if _number(taken.version) < _number(newer.version) < (driver + 1,):
+                os.environ[PATH] = newer.path
+    return str(get_ptxas(arch).version)
+
+
+def driver_major() -> int:
+    """Return the CUDA whose code the driver loads, 12 for all of 12. Raises OSError without a driver."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from treadle.kernels.backend.assembler import choose_assembler
+from treadle.kernels.backend.assembler import choose_assembler, driver_major
 from treadle.kernels.backend.cuda_copies import launch_copies
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
@@ -106,9 +106,10 @@ class CudaBackend:
             raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
         torch.cuda.init()  # type: ignore[no-untyped-call]
         parts = torch.cuda.get_device_name(), f"torch {torch.__version__}", f"triton {_triton_version()}"
-        self.version = ", ".join((*parts, f"ptxas {choose_assembler() or 'none'}"))
-        self._pool = torch.cuda.graph_pool_handle()
         major, minor = torch.cuda.get_device_capability()
+        assembler = choose_assembler(10 * major + minor, driver_major())
+        self.version = ", ".join((*parts, f"ptxas {assembler or 'none'}"))
+        self._pool = torch.cuda.graph_pool_handle()
         self.features = frozenset({f"sm_{major}{minor}"})
         # One for all timings: the library of matrix products keeps a workspace for every stream it has seen.
         self._timing_stream = _stream()
