@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
+
+_log = logging.getLogger(__name__)
 
 LEAST = (12, 9)
 PATH = "TRITON_PTXAS_PATH"
@@ -35,7 +38,13 @@ def choose_assembler(arch: int, driver: int) -> str | None:
             newer = knobs.nvidia.ptxas_blackwell
             if _number(taken.version) < _number(newer.version) < (driver + 1,):
                 os.environ[PATH] = newer.path
-    return str(get_ptxas(arch).version)
+    version = str(get_ptxas(arch).version)
+    if _number(version) < LEAST:
+        least = ".".join(map(str, LEAST))
+        _log.warning(
+            "ptxas %s gives wrong code for some kernels; name one of CUDA %s or newer in %s", version, least, PATH
+        )
+    return version
 
 
 def driver_major() -> int:

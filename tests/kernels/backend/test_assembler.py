@@ -51,12 +51,15 @@ def test_one_that_is_new_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_is_wrong")
-def test_one_whose_code_the_driver_does_not_load_is_not_used() -> None:
+def test_one_whose_code_the_driver_does_not_load_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     own, newer = triton.knobs.nvidia.ptxas, triton.knobs.nvidia.ptxas_blackwell
     driver = numbers(newer.version)[0]
     assert choose_assembler(AMPERE, driver - 1) == own.version
     assert PATH not in os.environ
+    assert f"ptxas {own.version} gives wrong code for some kernels" in caplog.text
+    caplog.clear()
     assert choose_assembler(AMPERE, driver) == newer.version
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("arch", [AMPERE, HOPPER, BLACKWELL])
