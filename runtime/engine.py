@@ -305,7 +305,8 @@ class Engine:
         if samples.scored is not None:
             self._take_scores(launched.plan, samples.scored)
         outputs = []
-        found = itertools.repeat(None) if samples.own is None else samples.own.rows()
+        own = samples.own
+        found = itertools.repeat(None) if own is None else own.rows()
         for sequence, token, logprob in zip(launched.plan.sampled, samples.tokens.tolist(), found):
             # A sequence that ended meanwhile was launched once more; that row means nothing.
             if sequence.finish_reason is None:

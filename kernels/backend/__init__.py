@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def open_backend(device: str, *, threads: int, fixed: bool = False) -> Backend:
     """Return the backend of ``device``; ``threads`` are the CPU threads of one operation, at most, or with ``fixed``
-    always: sums of some kernels depend on them by a bit.
+    always: sums of some kernels may depend on them by a bit.
 
     Raises: ValueError if there is none for the device.
     """

@@ -1,8 +1,8 @@
 """Which assembler turns Triton's kernels into machine code.
 
 Triton brings two, and takes the older one for cards before Blackwell. That of Triton 3.6, of CUDA 12.8, gave wrong code
-on sm_90 for three chunk kernels (`prepare` of delta_rule over 16 or 32 channels, `ssm_segments` over odd sizes): right
-without optimizations, and right by those of CUDA 12.9 and 13.0 from the same input.
+on sm_90 for two chunk kernels in some sizes and numbers of warps (docs/decisions/0024). Of those that were tried with
+that of 12.9 or 13.0 all were right.
 """
 
 from __future__ import annotations

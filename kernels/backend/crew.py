@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,8 +37,7 @@ class Crew:
         ladder = [threads]
         while ladder[-1] > 1:
             ladder.append(ladder[-1] // 2)
-        self._ladder = ladder
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: defaultdict[int, _Size] = defaultdict(lambda: _Size(ladder))
 
     @contextmanager
     def at_work(self, tokens: int) -> Iterator[None]:
@@ -46,7 +45,7 @@ class Crew:
         if tokens > MOST_TOKENS or self._threads == 1:
             yield
             return
-        size = self._sizes.setdefault(tokens, _Size(self._ladder))
+        size = self._sizes[tokens]
         begin = self._clock()
         count = size.choose(begin)
         if count < self._threads:
