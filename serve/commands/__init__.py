@@ -82,6 +82,7 @@ COMMANDS = (
     Command(
         name="explain",
         summary="what each pass does to the model's graph, how long it takes and what it changes",
+        computes=False,
         options=(
             Option(name="show", summary="pass whose program to print before and after, as Python"),
             Option(name="prove", summary="check each pass numerically against the graph before it", kind=bool),
