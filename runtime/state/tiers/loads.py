@@ -156,7 +156,7 @@ class Loads:
         return [entry.key for entry in entries], [self._pool.room(entry) for entry in entries]
 
     def _settle(self, batch: list[Load], work: Work) -> None:
-        """Take the good outcomes, and give up what a store did not answer in time: it may still write to the pool."""
+        """Take the good outcomes; what a store did not answer in time goes on in another place: it may still write."""
         if any(work.outcome.values()):
             self._arrived = self._clock()
         for load in batch:
@@ -167,7 +167,13 @@ class Loads:
             elif work.late:
                 assert load.entry is not None
                 self._pool.forget(load.entry)
-                self._finish(load, ok=False)
+                if load.sources:
+                    # By ``start``, if there is room beside the place that stays out of use.
+                    again = Load(load.key, load.num_bytes, self._clock(), load.sources, load.arrived)
+                    self._loads[load.key] = again
+                    self._waiting.append(again)
+                else:
+                    self._finish(load, ok=False)
 
     def _release(self, batch: list[Load], work: Work) -> None:
         """Go on with what was not there, now that the store is done with the pool."""

@@ -267,6 +267,8 @@ class Tiers:
         for lane in self._lanes.values():
             lane.close(max(0.0, end - time.monotonic()))
             lane.poll()
+        # What waits for room has failed: no store is asked any more.
+        self._loads.start()
 
     def _reserve(self, each: Object) -> Entry | None:
         if self._sink_bytes and self._sink_bytes + each.num_bytes > self._sink_limit:

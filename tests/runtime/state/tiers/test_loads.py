@@ -82,7 +82,7 @@ def test_what_waits_for_room_waits_for_as_long_as_others_arrive() -> None:
         assert e.finish(ticket) == [True] * 6
 
 
-def test_what_a_store_had_not_begun_in_time_is_asked_of_the_next() -> None:
+def test_what_a_store_does_not_give_in_time_is_asked_of_the_next() -> None:
     first, second, gate, clock = DictStore(), DictStore(), threading.Event(), Clock()
     with engine(link(first, "first", 2.0), link(second, "second", 2.0), clock=clock, host=64) as e:
         fill(e, first, second)
@@ -90,7 +90,9 @@ def test_what_a_store_had_not_begun_in_time_is_asked_of_the_next() -> None:
         ticket = e.tiers.fetch([page(n, 40 + n) for n in range(12)])
         until(lambda: [call for call, _ in first.calls].count("load") == 2, e.tiers)
         clock.now += 2.0
-        assert e.finish(ticket) == [False] * 6 + [True] * 6
+        assert e.finish(ticket) == [True] * 12
+        # Two calls of three objects keep their places.
+        assert e.tiers.stats().flight_bytes == 6 * SIZE
         gate.set()
 
 
@@ -118,3 +120,15 @@ def test_an_object_that_is_here_in_another_length_is_a_miss() -> None:
     with engine(link(DictStore())) as e:
         assert e.sink(1) == [True]
         assert e.finish(e.tiers.fetch([Object(key(1), "page", 50 * UNITS, SIZE // 2)])) == [False]
+
+
+def test_what_waits_for_room_while_tiers_are_closed_has_failed() -> None:
+    store, gate = DictStore(), threading.Event()
+    with engine(link(store), host=2) as e:
+        fill(e, store, objects=3)
+        store.gates["load"] = gate
+        ticket = e.tiers.fetch([page(n, 40 + n) for n in range(3)])
+        threading.Timer(0.1, gate.set).start()
+        e.tiers.close()
+        assert ticket.done
+        assert ticket.ok == [False] * 3
