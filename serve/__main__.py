@@ -92,10 +92,13 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
 
     from treadle.graph.resolve import refuse_elsewhere, resolve
     from treadle.runtime.progress import PhaseBars
+    from treadle.runtime.text.load import check_sampling
 
     assert arguments.command is not None
     with PhaseBars() as bars:
         resolved = resolve(deployment, bars)
+    # Here, so that what plans refuses what serving would.
+    check_sampling(resolved.deployment.model.sampling, resolved.spec.vocab)
     if arguments.command.computes:
         refuse_elsewhere(resolved)
     module = import_module(f"treadle.serve.commands.{arguments.command.name}")

@@ -109,6 +109,7 @@ def test_a_model_of_the_user_is_named_after_its_path():
         ("model=hf", "model=hf model.path=DIR"),
         ("+kv.page_token=32", "kv.page_tokens"),
         ("model.package.sha=1", "model.package.sha256"),
+        ("model.sampling.temprature=0.5", "model.sampling.temperature"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_nearest_thing_that_works(override, nearest):

@@ -156,6 +156,14 @@ def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
         assert "generate: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [one.name for one in COMMANDS])
+@pytest.mark.parametrize("override", ["model.sampling.temprature=0.5", "model.sampling.temperature=-1"])
+def test_every_command_refuses_what_serving_would(monkeypatch, capsys, command, override):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    assert main([command, *DUMMY, override]) == 2
+    assert f"error: {override}" in capsys.readouterr().err
+
+
 def test_the_plan_needs_no_torch_and_3_seconds(tmp_path):
     write_model(tmp_path / "tiny")
     code = (
