@@ -156,6 +156,9 @@ def _assign(word: str, arguments: Arguments, known: dict[str, Option]) -> None:
 
 
 def _typed(option: Option, name: str, text: str) -> Any:
+    if option.choices and text not in option.choices:
+        hint = f"it takes {', '.join(option.choices)}"
+        raise ConfigError("no such choice", key=name, value=text, nearest=nearest(text, option.choices), hint=hint)
     try:
         return option.kind(text)
     except ValueError:

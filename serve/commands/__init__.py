@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.conf.schema import PASSES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
@@ -15,6 +17,8 @@ class Option:
     kind: type = str
     """str, int, float, or bool for a switch"""
     default: Any = None
+    choices: tuple[str, ...] = ()
+    """the only values that it takes; empty: any"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,9 @@ COMMANDS = (
         name="explain",
         summary="what each pass does to the model's graph, how long it takes and what it changes",
         options=(
-            Option(name="show", summary="pass whose program to print before and after, as Python"),
+            Option(
+                name="show", summary="pass whose program to print before and after, as Python", choices=tuple(PASSES)
+            ),
             Option(name="prove", summary="check each pass numerically against the graph before it", kind=bool),
         ),
         example="treadle explain --show fuse_add_norm",

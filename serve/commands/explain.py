@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.syntax import Syntax
 from rich.table import Table
 
-from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.errors import ConfigError
 from treadle.runtime.progress import PhaseBars
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
 
     Where small steps have a program of their own, its passes follow those of the other.
 
-    Raises: ConfigError if no pass is called ``show``. Returns 1 if a proof fails, else 0.
+    Raises: ConfigError if the pipeline leaves out ``show``. Returns 1 if a proof fails, else 0.
     """
     from treadle.kernels.backend import open_backend
     from treadle.passes.prove import ProofError, Prover
@@ -50,7 +50,8 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     sizes = lowering_sizes(resolved, backend)
     names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:
-        raise ConfigError("no such pass in this pipeline", key="--show", value=show, nearest=nearest(show, names))
+        hint = f"it has {', '.join(dict.fromkeys(names))}"
+        raise ConfigError("not a pass of this deployment's pipeline", key="--show", value=show, hint=hint)
     lowerings: list[_Lowering] = []
 
     def watch(max_tokens: int | None) -> list[Watch]:

@@ -76,6 +76,8 @@ def test_help_is_asked_for_in_many_ways(line):
         ("generate hi --max-tokens many", "int"),
         ("generate hi --max-tokens", "needs a value"),
         ("serve smollm2", "group=choice"),
+        ("explain --show fuse_ad_norm", "--show=fuse_ad_norm: no such choice; did you mean fuse_add_norm?"),
+        ("explain show=xyz", "it takes quantize, "),
     ],
 )
 def test_a_mistake_names_the_nearest_thing_that_works(line, part):
