@@ -36,9 +36,12 @@ class ConfigError(ValueError):
         return ConfigError(self.problem, key=self.key, value=self.value, nearest=self.nearest, hint=hint)
 
 
-def nearest(word: str, choices: Iterable[str], count: int = 1) -> tuple[str, ...]:
-    """Return up to ``count`` of ``choices`` that look like ``word``, best first; empty if none does."""
-    return tuple(difflib.get_close_matches(word, list(choices), n=count, cutoff=0.5))
+def nearest(word: str, choices: Iterable[str], count: int = 1, likeness: float = 0.5) -> tuple[str, ...]:
+    """Return up to ``count`` of ``choices`` that look like ``word``, best first; empty if none does.
+
+    ``likeness``: from 0, nothing in common, to 1, equal; where ``choices`` are many short words, half is by chance.
+    """
+    return tuple(difflib.get_close_matches(word, list(choices), n=count, cutoff=likeness))
 
 
 def sibling(path: Path) -> tuple[str, ...]:

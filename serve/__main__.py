@@ -53,8 +53,6 @@ def _main(words: list[str]) -> int:
 
         print_help(_console(), arguments.command)
         return 0 if arguments.help or not words else EXIT_USER
-    if arguments.sweep or not arguments.hydra:
-        read_words(arguments, sys.stdin)
     if arguments.hydra:
         from treadle.serve.hydra_flags import run_hydra
 
@@ -62,8 +60,12 @@ def _main(words: list[str]) -> int:
             raise ConfigError(
                 "a sweep needs a command", key="-m", hint="for example treadle memory -m kv.page_tokens=8,16"
             )
+        if arguments.sweep:
+            read_words(arguments, sys.stdin)
         return run_hydra(arguments, lambda deployment, differs: _run_one(arguments, deployment, differs))
-    return _run(arguments, _deployment(arguments))
+    deployment = _deployment(arguments)
+    read_words(arguments, sys.stdin)
+    return _run(arguments, deployment)
 
 
 def _deployment(arguments: Arguments) -> Deployment:

@@ -136,6 +136,16 @@ def test_a_step_must_hold_every_sequence():
         ("kv=3x", "kv has default"),
         ("kv.page_tokens=8,16", "-m"),
         ("~kv.memory", "set it"),
+        ("~kv", "~kv: a deployment needs one of this group; choose another: kv=default"),
+        ("~kv=default", "~kv: a deployment needs one of this group"),
+        ("serve.port=abc", "serve.port=abc: wrong type; it takes an integer"),
+        ("serve.port=null", "serve.port=null: wrong type; it takes an integer"),
+        ("model.config=3", "model.config=3: wrong type; it takes a mapping"),
+        ("passes.order=[a,b", "passes.order=[a,b: lacks ] at its end; did you mean 'passes.order=[a,b]'?"),
+        ("model.config={a: [1", "lacks ]} at its end; did you mean 'model.config={a: [1]}'?"),
+        ("model.path='it", "lacks ' at its end"),
+        ("passes.order=[a}", "quote it"),
+        ("a=[1,2", "a: no such key"),
         ("serve.api_key=a=b,c", "quote"),
         ("nonsense", "group=choice"),
         ("model.max_len=${foo}", "foo"),
@@ -234,7 +244,9 @@ def test_a_folder_of_the_user_brings_choices_presets_and_families(tmp_path):
     ("text", "part"),
     [
         ("page_token: 3\n", "kv.page_tokens"),
-        ("page_tokens: many\n", "an integer"),
+        ("page_tokens: many\n", "kv.page_tokens=many: wrong type; it takes an integer"),
+        ("memory: null\n", "kv.memory=null: wrong type; it takes a text"),
+        ("3\n", "not a file of keys"),
         ("page_tokens: 3\n", "power of two"),
         ("page_tokens: [\n", "YAML"),
     ],
@@ -254,6 +266,14 @@ def test_a_mistake_in_a_preset_names_the_file(tmp_path):
     (tmp_path / "preset" / "p.yaml").write_text("# @package _global_\nkv:\n  page_token: 4\n")
     file = tmp_path / "preset" / "p.yaml"
     assert refused("preset=p", config_dir=tmp_path).endswith(f"did you mean kv.page_tokens?; in {file}")
+
+
+def test_a_preset_that_does_not_say_where_its_keys_belong_is_told_how(tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "p.yaml").write_text("kv:\n  page_tokens: 4\n")
+    message = refused("preset=p", config_dir=tmp_path)
+    assert message.startswith("preset=p: its keys are of all groups")
+    assert message.endswith(f"# @package _global_; in {tmp_path / 'preset' / 'p.yaml'}")
 
 
 def test_a_wrong_folder_is_named(tmp_path):

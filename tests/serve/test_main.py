@@ -147,6 +147,12 @@ def test_a_prompt_may_be_piped_in(monkeypatch, words, prompt):
     assert asked[0]["prompt"] == prompt
 
 
+def test_a_key_that_is_none_is_told_before_a_prompt_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "kv.page_token=8"]) == 2
+    assert "did you mean kv.page_tokens?" in capsys.readouterr().err
+
+
 def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
     terminal = io.StringIO("Hello")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
