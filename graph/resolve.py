@@ -153,9 +153,11 @@ def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
     share = parse_share(hardware.memory)
     if device != "cpu" and here is None and (hardware.memory == "auto" or share is not None):
         raise ConfigError(
-            "no such device answers here, so how much memory it has must be said",
-            key="hardware.memory",
-            nearest=["hardware=h200", "hardware.memory=80GiB"],
+            "no such device answers here",
+            key="hardware.device",
+            value=device,
+            nearest=["hardware=cpu"],
+            hint="treadle memory plans for one elsewhere if told its size: hardware=h200, or hardware.memory=80GiB",
         )
     has = machine.memory_bytes() if here is None else here.memory_bytes
     if share is not None:
@@ -229,10 +231,11 @@ def refuse_elsewhere(resolved: Resolved) -> None:
         device = machine.cuda_device()
         if device is None:
             raise ConfigError(
-                "no such device answers here; a plan can be made for it",
+                "no such device answers here",
                 key="hardware.device",
                 value=hardware.device,
-                nearest=["hardware=cpu", "treadle memory"],
+                nearest=["hardware=cpu"],
+                hint="treadle memory plans for one elsewhere",
             )
         have, what = device.memory_bytes, device.name
         on_host = sum(row.nbytes for row in resolved.plan.host)
