@@ -30,10 +30,14 @@ class ConfigError(ValueError):
             parts.append(hint)
         super().__init__("; ".join(parts))
 
+    def saying(self, more: str) -> ConfigError:
+        """Return the same error with one more hint."""
+        hint = "; ".join(part for part in (self.hint, more) if part)
+        return ConfigError(self.problem, key=self.key, value=self.value, nearest=self.nearest, hint=hint)
+
     def within(self, file: Path) -> ConfigError:
         """Return the same error, saying which file holds the mistake."""
-        hint = "; ".join(part for part in (self.hint, f"in {file}") if part)
-        return ConfigError(self.problem, key=self.key, value=self.value, nearest=self.nearest, hint=hint)
+        return self.saying(f"in {file}")
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 1, likeness: float = 0.5) -> tuple[str, ...]:

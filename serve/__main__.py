@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
+from treadle.conf.origin import blame_preset
 from treadle.serve.arguments import Arguments, parse, read_words
 
 if TYPE_CHECKING:
@@ -53,19 +54,28 @@ def _main(words: list[str]) -> int:
 
         print_help(_console(), arguments.command)
         return 0 if arguments.help or not words else EXIT_USER
-    if arguments.hydra:
-        from treadle.serve.hydra_flags import run_hydra
+    try:
+        return _sweep(arguments) if arguments.hydra else _once(arguments)
+    except ConfigError as error:
+        raise blame_preset(error, arguments.overrides, arguments.config_dir) from error
 
-        if arguments.sweep and arguments.command is None:
-            raise ConfigError(
-                "a sweep needs a command", key="-m", hint="for example treadle memory -m kv.page_tokens=8,16"
-            )
-        if arguments.sweep:
-            read_words(arguments, sys.stdin)
-        return run_hydra(arguments, lambda deployment, differs: _run_one(arguments, deployment, differs))
+
+def _once(arguments: Arguments) -> int:
     deployment = _deployment(arguments)
     read_words(arguments, sys.stdin)
     return _run(arguments, deployment)
+
+
+def _sweep(arguments: Arguments) -> int:
+    """Let Hydra act on its flags, and run the command on each deployment of a sweep."""
+    from treadle.serve.hydra_flags import run_hydra
+
+    if arguments.sweep and arguments.command is None:
+        hint = "for example treadle memory -m kv.page_tokens=8,16"
+        raise ConfigError("a sweep needs a command", key="-m", hint=hint)
+    if arguments.sweep:
+        read_words(arguments, sys.stdin)
+    return run_hydra(arguments, lambda deployment, overrides: _run_one(arguments, deployment, overrides))
 
 
 def _deployment(arguments: Arguments) -> Deployment:
@@ -78,14 +88,14 @@ def _deployment(arguments: Arguments) -> Deployment:
     return compose(arguments.overrides, arguments.config_dir)
 
 
-def _run_one(arguments: Arguments, deployment: Deployment, differs: str) -> int:
+def _run_one(arguments: Arguments, deployment: Deployment, overrides: Sequence[str]) -> int:
     """Run one job of a sweep; its mistakes end it, not the sweep."""
     console = _console()
-    console.rule(differs or "defaults", align="left")
+    console.rule(" ".join(overrides) or "defaults", align="left")
     try:
         return _run(arguments, deployment)
     except ConfigError as error:
-        return _complain(error)
+        return _complain(blame_preset(error, overrides, arguments.config_dir))
 
 
 def _run(arguments: Arguments, deployment: Deployment) -> int:

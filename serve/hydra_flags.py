@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hydra
@@ -19,11 +19,11 @@ from treadle.conf.schema import Deployment
 from treadle.serve.arguments import COMMON, HYDRA_SWITCHES, HYDRA_VALUES, Arguments
 from treadle.serve.commands import COMMANDS
 
-Job = Callable[[Deployment, str], int]
+Job = Callable[[Deployment, Sequence[str]], int]
 
 
 def run_hydra(arguments: Arguments, job: Job) -> int:
-    """Let Hydra act on its flags and return the exit code. A sweep calls ``job`` with each deployment and what differs.
+    """Let Hydra act on its flags and return the exit code; of a sweep, ``job`` gets each deployment and its overrides.
 
     Raises ConfigError for overrides that are not valid, before Hydra sees them.
     """
@@ -39,8 +39,7 @@ def run_hydra(arguments: Arguments, job: Job) -> int:
     codes: list[int] = []
 
     def task(tree: DictConfig) -> None:
-        differs = " ".join(HydraConfig.get().overrides.task)
-        codes.append(job(from_tree(tree, arguments.config_dir), differs))
+        codes.append(job(from_tree(tree, arguments.config_dir), list(HydraConfig.get().overrides.task)))
 
     with tempfile.TemporaryDirectory(prefix="treadle-sweep-") as folder:
         # A sweep writes multirun.yaml into its directory; unless somebody wants it, it goes with the folder.

@@ -64,7 +64,7 @@ def test_what_the_page_says_of_plans_is_so_without_a_gpu(monkeypatch, capsys):
         assert main(["memory", f"preset={name}"]) == (2 if name == "single-gpu" else 0)
     hints = capsys.readouterr().err
     assert hints.startswith("error: hardware.device=cuda: no such device answers here; did you mean hardware=cpu?")
-    named = re.findall(r"hardware[.\w]*=\w+", hints)
+    named = re.findall(r"hardware[.\w]*=\w+", hints.partition("; preset=")[0])
     assert named == ["hardware.device=cuda", "hardware=cpu", "hardware=h200", "hardware.memory=80GiB"]
     for works in named[1:]:
         assert main(["memory", "preset=single-gpu", works]) == 0
