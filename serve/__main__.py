@@ -88,14 +88,19 @@ def _deployment(arguments: Arguments) -> Deployment:
     return compose(arguments.overrides, arguments.config_dir)
 
 
-def _run_one(arguments: Arguments, deployment: Deployment, overrides: Sequence[str]) -> int:
-    """Run one job of a sweep; its mistakes end it, not the sweep."""
+def _run_one(arguments: Arguments, deployment: Deployment, overrides: Sequence[str]) -> tuple[int, bool]:
+    """Run one job of a sweep; return its exit code and whether the sweep goes on, as it does after mistakes."""
+    from treadle.serve.startup import one_of_several
+
+    assert arguments.command is not None
     console = _console()
     console.rule(" ".join(overrides) or "defaults", align="left")
     try:
-        return _run(arguments, deployment)
+        with one_of_several():
+            code = _run(arguments, deployment)
     except ConfigError as error:
-        return _complain(blame_preset(error, overrides, arguments.config_dir))
+        code = _complain(blame_preset(error, overrides, arguments.config_dir))
+    return code, code == EXIT_USER or not arguments.command.until_ended
 
 
 def _run(arguments: Arguments, deployment: Deployment) -> int:

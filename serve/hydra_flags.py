@@ -19,7 +19,8 @@ from treadle.conf.schema import Deployment
 from treadle.serve.arguments import COMMON, HYDRA_SWITCHES, HYDRA_VALUES, Arguments
 from treadle.serve.commands import COMMANDS
 
-Job = Callable[[Deployment, Sequence[str]], int]
+Job = Callable[[Deployment, Sequence[str]], tuple[int, bool]]
+"""runs one deployment of a sweep, of these overrides; returns its exit code, and whether the sweep goes on"""
 
 
 def run_hydra(arguments: Arguments, job: Job) -> int:
@@ -39,7 +40,10 @@ def run_hydra(arguments: Arguments, job: Job) -> int:
     codes: list[int] = []
 
     def task(tree: DictConfig) -> None:
-        codes.append(job(from_tree(tree, arguments.config_dir), list(HydraConfig.get().overrides.task)))
+        code, goes_on = job(from_tree(tree, arguments.config_dir), list(HydraConfig.get().overrides.task))
+        codes.append(code)
+        if not goes_on:
+            raise SystemExit(0)  # Hydra lets it pass
 
     with tempfile.TemporaryDirectory(prefix="treadle-sweep-") as folder:
         # A sweep writes multirun.yaml into its directory; unless somebody wants it, it goes with the folder.

@@ -37,11 +37,18 @@ class Command:
     """an option with which no text is needed"""
     computes: bool = True
     """whether it runs the model here, so that the hardware must be this machine's"""
+    until_ended: bool = False
+    """whether it runs until a signal ends it, which then ends a sweep over it too"""
     example: str = ""
 
 
 COMMANDS = (
-    Command(name="serve", summary="answer over HTTP", example="treadle serve model=hf model.path=DIR serve.port=8080"),
+    Command(
+        name="serve",
+        summary="answer over HTTP",
+        until_ended=True,
+        example="treadle serve model=hf model.path=DIR serve.port=8080",
+    ),
     Command(
         name="generate",
         summary="continue one prompt, or answer a file of them: input=prompts.jsonl output=answers.jsonl",

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from treadle.serve.__main__ import main
 from treadle.serve.hydra_flags import complete
+from treadle.serve.startup import process_start_s, run_start_s
 
 DUMMY = ["model=qwen3-0.6b", "hardware.memory=8GiB"]
 
@@ -59,6 +60,22 @@ def test_a_job_that_fails_does_not_end_the_sweep(capsys):
     captured = capsys.readouterr()
     assert captured.out.count("what fits") == 1
     assert captured.err.startswith("error: kv.memory")
+
+
+@pytest.mark.parametrize(("code", "runs"), [(0, 1), (1, 1), (2, 3)])
+def test_a_server_that_was_ended_ends_the_sweep_and_one_that_is_refused_does_not(monkeypatch, code, runs):
+    seen = []
+
+    def run(resolved, console):
+        seen.append((resolved.deployment.kv.page_tokens, run_start_s() - process_start_s()))
+        return code
+
+    monkeypatch.setattr("treadle.serve.commands.serve.run", run)
+    assert main(["serve", "-m", *DUMMY, "hardware=cpu", "kv.page_tokens=8,16,32"]) == code
+    assert [page for page, _ in seen] == [8, 16, 32][:runs]
+    starts = [start for _, start in seen]
+    assert starts == sorted(set(starts)), "each counts from its own start"
+    assert starts[0] > 0.1
 
 
 def test_a_sweep_sees_the_folder_of_the_user(tmp_path, capsys):
