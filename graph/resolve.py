@@ -32,7 +32,7 @@ from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.generation import recommended
-from treadle.graph.host_memory import host_rows, refuse_small_host, resolve_host
+from treadle.graph.host_memory import host_rows, refuse_host_beside, refuse_host_now, refuse_small_host, resolve_host
 from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
@@ -120,6 +120,9 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     )
     _refuse_cut(deployment, plan)
     refuse_small_host(kv, plan.state)
+    here = machine.cuda_device() if hardware.device != "cpu" else None
+    if here is not None and here.name == hardware.name:
+        refuse_host_beside(plan.host)
     sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
     path = model.path
     if path is not None and source.revision is None:
@@ -159,13 +162,13 @@ def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
             nearest=["hardware=cpu"],
             hint="treadle memory plans for one elsewhere if told its size: hardware=h200, or hardware.memory=80GiB",
         )
-    has = machine.memory_bytes() if here is None else here.memory_bytes
+    has, usable = machine.memory_bytes(), machine.usable_bytes()
+    if here is not None:
+        has, usable = here.memory_bytes, int(here.memory_bytes * GPU_SHARE)
     if share is not None:
         memory = int(has * share)
-    elif hardware.memory != "auto":
-        memory = parse_bytes(hardware.memory)
     else:
-        memory = has if here is None else int(has * GPU_SHARE)
+        memory = usable if hardware.memory == "auto" else parse_bytes(hardware.memory)
     features, name = hardware.features, hardware.name
     if features is None:
         features = machine.cpu_features() if device == "cpu" else () if here is None else (here.capability,)
@@ -224,9 +227,9 @@ def _content(model: ModelConfig, source: Source) -> str:
 
 def refuse_elsewhere(resolved: Resolved) -> None:
     """Raise ConfigError if the deployment was planned for other hardware than this process can run on."""
-    hardware, needed = resolved.deployment.hardware, resolved.plan.total_bytes
+    hardware, plan = resolved.deployment.hardware, resolved.plan
     if hardware.device == "cpu":
-        have, what = machine.memory_bytes(), "this machine"
+        have, what = machine.usable_bytes(), "this machine has {} beside what the system needs"
     else:
         device = machine.cuda_device()
         if device is None:
@@ -237,21 +240,15 @@ def refuse_elsewhere(resolved: Resolved) -> None:
                 nearest=["hardware=cpu"],
                 hint="treadle memory plans for one elsewhere",
             )
-        have, what = device.memory_bytes, device.name
-        on_host = sum(row.nbytes for row in resolved.plan.host)
-        if on_host > machine.memory_bytes():
-            raise ConfigError(
-                f"the plan takes {format_bytes(on_host)} of main memory, this machine has"
-                f" {format_bytes(machine.memory_bytes())}",
-                key="kv.host_memory",
-                nearest=["kv.host_memory=50%"],
-            )
-    if needed > have:
+        have, what = device.memory_bytes, f"{device.name} has {{}}"
+        refuse_host_beside(plan.host)
+    if plan.total_bytes > have:
         raise ConfigError(
-            f"the plan takes {format_bytes(needed)}, {what} has {format_bytes(have)}",
+            f"the plan takes {format_bytes(plan.total_bytes)}, {what.format(format_bytes(have))}",
             key="hardware.memory",
             nearest=["hardware.memory=auto"],
         )
+    refuse_host_now(plan.rows, plan.host)
 
 
 def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:

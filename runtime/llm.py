@@ -53,10 +53,11 @@ class LLM:
         deployment = compose(
             [*chosen, *llm_overrides(keywords, None if model is None else str(model)), *overrides], config_dir
         )
-        from treadle.graph.resolve import resolve
+        from treadle.graph.resolve import refuse_elsewhere, resolve
 
         with PhaseBars() as bars:
             resolved = resolve(deployment, bars)
+        refuse_elsewhere(resolved)
         self._open(*_build(resolved, load_tokenizer(resolved.source, resolved.deployment.model.sampling)))
 
     @classmethod
