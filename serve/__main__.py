@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
@@ -75,7 +76,7 @@ def _sweep(arguments: Arguments) -> int:
         raise ConfigError("a sweep needs a command", key="-m", hint=hint)
     if arguments.sweep:
         read_words(arguments, sys.stdin)
-    return run_hydra(arguments, lambda deployment, overrides: _run_one(arguments, deployment, overrides))
+    return run_hydra(arguments, partial(_run_one, arguments))
 
 
 def _deployment(arguments: Arguments) -> Deployment:
@@ -88,7 +89,7 @@ def _deployment(arguments: Arguments) -> Deployment:
     return compose(arguments.overrides, arguments.config_dir)
 
 
-def _run_one(arguments: Arguments, deployment: Deployment, overrides: Sequence[str]) -> tuple[int, bool]:
+def _run_one(arguments: Arguments, deployment: Callable[[], Deployment], overrides: Sequence[str]) -> tuple[int, bool]:
     """Run one job of a sweep; return its exit code and whether the sweep goes on, as it does after mistakes."""
     from treadle.serve.startup import one_of_several
 
@@ -97,7 +98,7 @@ def _run_one(arguments: Arguments, deployment: Deployment, overrides: Sequence[s
     console.rule(" ".join(overrides) or "defaults", align="left")
     try:
         with one_of_several():
-            code = _run(arguments, deployment)
+            code = _run(arguments, deployment())
     except ConfigError as error:
         code = _complain(blame_preset(error, overrides, arguments.config_dir))
     return code, code == EXIT_USER or not arguments.command.until_ended
