@@ -112,15 +112,18 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
     from treadle.runtime.progress import PhaseBars
     from treadle.runtime.text.load import check_sampling
 
-    assert arguments.command is not None
+    command = arguments.command
+    assert command is not None
+    module, options = import_module(f"treadle.serve.commands.{command.name}"), dict(arguments.options)
+    if command.asks is not None and options.pop(command.asks) is not None:
+        return int(module.ask(deployment, _console(), **arguments.options))
     with PhaseBars() as bars:
         resolved = resolve(deployment, bars)
     # Here, so that what plans refuses what serving would.
     check_sampling(resolved.deployment.model.sampling, resolved.spec.vocab)
-    if arguments.command.computes:
+    if command.computes:
         refuse_elsewhere(resolved)
-    module = import_module(f"treadle.serve.commands.{arguments.command.name}")
-    code = module.run(resolved, _console(), **arguments.options)
+    code = module.run(resolved, _console(), **options)
     assert isinstance(code, int)
     return code
 

@@ -39,6 +39,9 @@ class Command:
     """whether it runs the model here, so that the hardware must be this machine's"""
     until_ended: bool = False
     """whether it runs until a signal ends it, which then ends a sweep over it too"""
+    asks: str | None = None
+    """an option that names a running server. With it nothing is resolved, and instead of ``run``
+    ``ask(deployment, console, **options)`` is called"""
     example: str = ""
 
 
@@ -75,6 +78,8 @@ COMMANDS = (
     Command(
         name="memory",
         summary="what the deployment takes, byte by byte, and what fits; nothing is loaded",
+        options=(Option(name="url", summary="running server whose state memory to show, planned and actual"),),
+        asks="url",
         computes=False,
         example="treadle memory model=llama3-8b hardware=h200",
     ),
@@ -88,6 +93,7 @@ COMMANDS = (
     Command(
         name="explain",
         summary="what each pass does to the model's graph, how long it takes and what it changes",
+        computes=False,
         options=(
             Option(
                 name="show", summary="pass whose program to print before and after, as Python", choices=tuple(PASSES)
