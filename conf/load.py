@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 
 from hydra import compose as hydra_compose
@@ -126,7 +127,15 @@ def _ready(overrides: Sequence[str], config_dir: str | Path | None, *, sweep: bo
         loader = GlobalHydra.instance().config_loader()
         return loader.get_group_options(group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search)
 
-    return [*search, *check_overrides(overrides, options, typed_tree(), sweep=sweep)]
+    ready = check_overrides(overrides, options, typed_tree(), sweep=sweep)
+    for text in ready:
+        group, _, choice = text.partition("=")
+        file = _file_of(f"{group}/{choice}", config_dir)
+        if file is not None and (resources.files(CONFIG_MODULE) / group / file.name).is_file():
+            raise ConfigError(
+                "treadle has one of that name, which wins", key=group, value=choice, hint=f"rename {file}"
+            )
+    return [*search, *ready]
 
 
 def _search_path(config_dir: Path) -> str:

@@ -276,6 +276,15 @@ def test_a_preset_that_does_not_say_where_its_keys_belong_is_told_how(tmp_path):
     assert message.endswith(f"# @package _global_; in {tmp_path / 'preset' / 'p.yaml'}")
 
 
+def test_a_choice_of_the_user_that_ours_would_hide_is_refused(tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "laptop.yaml").write_text("# @package _global_\nkv: {page_tokens: 64}\n")
+    file = tmp_path / "preset" / "laptop.yaml"
+    problem = f"preset=laptop: treadle has one of that name, which wins; rename {file}"
+    assert refused("preset=laptop", config_dir=tmp_path) == problem
+    assert compose(["preset=throughput"], tmp_path).scheduler.max_num_seqs == 512
+
+
 def test_a_wrong_folder_is_named(tmp_path):
     (tmp_path / "config").mkdir()
     assert str(tmp_path / "config") in refused(config_dir=tmp_path / "confg")
