@@ -73,6 +73,10 @@ def parse(argv: Sequence[str]) -> Arguments:
             _assign(word, arguments, known)
         else:
             words.append(word)
+    for flag in ("--package", "--resolve"):
+        if flag in arguments.hydra and "--cfg" not in arguments.hydra:
+            hint = "for example --cfg job --package kv; a port is set by serve.port=8080"
+            raise ConfigError("goes with --cfg only", key=flag, hint=hint)
     if command is not None:
         defaults = {option.name: option.default for option in command.options}
         arguments.options = {**defaults, **arguments.options}

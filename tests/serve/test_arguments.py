@@ -76,6 +76,11 @@ def test_help_is_asked_for_in_many_ways(line):
         ("serve --port 8000", "no option is called --port; did you mean serve.port=8000?"),
         ("serve --port=8000 kv.page_tokens=8", "did you mean serve.port=8000?"),
         ("serve --host serve.port=1", "did you mean serve.host=...?"),
+        (
+            "serve -p 9000",
+            "--package: goes with --cfg only; for example --cfg job --package kv; a port is set by serve.",
+        ),
+        ("serve --resolve", "goes with --cfg only"),
         ("serve --prot 80", "did you mean serve.port=80?"),
         ("serve --model smollm2", "did you mean model=smollm2?"),
         ("serve --model a/b", "did you mean model=hf model.path='a/b'?"),
