@@ -94,32 +94,16 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         source, spec, allow_unused=model.allow_unused, allow_missing=model.allow_missing, seed=model.seed
     )
     dtype = model.dtype if model.dtype != "auto" else choose_dtype(config, source, hardware)
-    scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
-    assert scheduler.max_num_seqs is not None
-    assert scheduler.max_step_tokens is not None
-    kv = resolve_host(deployment.kv)
-    passes = resolve_passes(deployment.passes, _quantize(deployment, source, hardware))
-    plan = plan_memory(
-        spec,
-        checkpoint.weights,
-        Workload(
-            processors=bool(installed_processors()),
-            dtype=dtype,
-            quantize=passes.quantize,
-            deterministic=passes.deterministic,
-            page_tokens=deployment.kv.page_tokens,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_len=model.max_len,
-            max_step_tokens=scheduler.max_step_tokens,
-            memory_bytes=parse_bytes(hardware.memory),
-            kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
-            checkpoints=_checkpoints(kv),
-            device=hardware.device,
-            host=host_rows(kv),
-        ),
+    chosen = replace(
+        deployment,
+        kv=resolve_host(deployment.kv),
+        hardware=hardware,
+        passes=resolve_passes(deployment.passes, _quantize(deployment, source, hardware)),
+        scheduler=resolve_scheduler(deployment.scheduler, hardware.device),
     )
+    plan = plan_memory(spec, checkpoint.weights, _workload(chosen, dtype))
     _refuse_cut(deployment, plan)
-    refuse_small_host(kv, plan.state)
+    refuse_small_host(chosen.kv, plan.state)
     here = machine.cuda_device() if hardware.device != "cpu" else None
     if here is not None and here.name == hardware.name:
         refuse_host_beside(plan.host)
@@ -128,7 +112,7 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
     if path is not None and source.revision is None:
         path = str(Path(path).expanduser().absolute())
     chosen = replace(
-        deployment,
+        chosen,
         model=replace(
             model,
             path=path,
@@ -140,13 +124,32 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
-        hardware=hardware,
-        passes=passes,
-        scheduler=scheduler,
+        kv=replace(chosen.kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
         serve=_serve(deployment.serve, plan.max_len),
     )
     return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
+
+
+def _workload(deployment: Deployment, dtype: str) -> Workload:
+    """Return what a deployment, whose memory alone is left to choose, asks of the memory."""
+    kv, hardware, scheduler = deployment.kv, deployment.hardware, deployment.scheduler
+    assert scheduler.max_num_seqs is not None
+    assert scheduler.max_step_tokens is not None
+    return Workload(
+        processors=bool(installed_processors()),
+        dtype=dtype,
+        quantize=deployment.passes.quantize,
+        deterministic=deployment.passes.deterministic,
+        page_tokens=kv.page_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_len=deployment.model.max_len,
+        max_step_tokens=scheduler.max_step_tokens,
+        memory_bytes=parse_bytes(hardware.memory),
+        kv_bytes=None if kv.memory == "auto" else parse_bytes(kv.memory),
+        checkpoints=_checkpoints(kv),
+        device=hardware.device,
+        host=host_rows(kv),
+    )
 
 
 def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
