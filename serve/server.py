@@ -21,6 +21,7 @@ from treadle.runtime.protocol import Endpoints, Progress
 from treadle.runtime.text.prompt import Limits
 from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.descriptors import connection_limits
+from treadle.serve.drain import ShuttingDownError
 from treadle.serve.engine_client import EngineClient
 from treadle.serve.engine_process import EngineDiedError, EngineProcess
 from treadle.serve.folder import private_folder
@@ -206,16 +207,22 @@ class Server:
         """Let running requests finish; False if some were cut off, by a second signal or after ``drain_s``."""
         limit_s = self._plan.config.drain_s
         if self._client.in_flight:
-            self._startup.line(f"draining {self._client.in_flight} requests, for {limit_s:g} s at most")
+            wait = f"waiting for {self._count()} to end, for {limit_s:g} s at most"
+            self._startup.line(f"shutting down: {wait}; Ctrl-C or another signal cuts off at once what still runs")
         waits = (serving, self._cut, self._death)
         await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if self._death.done():
             raise await asyncio.to_thread(self._process.death)
         if not self._client.in_flight:
             return True
-        self._startup.line(f"cutting off {self._client.in_flight} requests")
-        self._client.end_all(EngineDiedError("the server is shutting down"))
+        why = "at the second signal" if self._cut.done() else f"after {limit_s:g} s"
+        self._startup.line(f"cutting off {self._count()} {why}")
+        self._client.end_all(ShuttingDownError())
         return False
+
+    def _count(self) -> str:
+        """Return how many requests run or wait, in words."""
+        return f"{self._client.in_flight} request{'s' if self._client.in_flight != 1 else ''}"
 
     async def _until(self, work: asyncio.Future[Any]) -> bool:
         """Wait for ``work``; False if a signal came first. Raises EngineDiedError if the engine's death did."""
