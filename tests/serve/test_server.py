@@ -60,10 +60,15 @@ def test_sigterm_drains(start):
     for stream in streams[:4]:
         stream.wait_tokens(20)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    server.wait_line("shutting down")
+    # New connections are taken and told; what runs shows.
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert server.gauge("vllm:num_requests_running") > 0
+    assert server.wait_exit(20) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
-    assert server.wait_exit(20) == 0
     # Four of them were still waiting for a slot.
     for stream in streams:
         stream.join()
@@ -94,7 +99,9 @@ def test_half_sent_requests_do_not_hold_up_the_exit(start):
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_exit(3) == 0
-        assert b"503 Service Unavailable" in body.recv(1000)
+        answer = body.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+        assert b'"code":"shutting_down"' in answer
     assert "Traceback" not in server.output
 
 
