@@ -37,6 +37,9 @@ from treadle.runtime.request import Abort, Output, Request, RequestError, Stats
 STATS_S = 0.25
 """seconds between two Stats while the engine works"""
 
+IDLE_S = 1.0
+"""seconds between two Stats while it does not: stores open, fail and finish what they save without a step"""
+
 RECEIVE_S = 0.02
 """seconds after which requests that still wait to be taken in let those that run have a step"""
 
@@ -72,12 +75,13 @@ class StepEngine(Protocol):
 class Loop:
     """Feeds one engine from one socket and sends its outputs to another, until Shutdown.
 
-    The loop polls while there is work and blocks when there is none.
+    The loop polls while there is work; when there is none it blocks, but for Stats every IDLE_S.
     """
 
     def __init__(self, engine: StepEngine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes]) -> None:
         self._engine = engine
         self._receiver = receiver
+        receiver.setsockopt(zmq.RCVTIMEO, round(IDLE_S * 1000))
         self._sender = sender
         self._stats_due_s = 0.0
         self.step_started_s: float | None = None
