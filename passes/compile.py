@@ -52,7 +52,7 @@ class Compile(Pass):
         for name, body in graph.bodies.items():
             if self.progress is not None:
                 self.progress(len(bodies), len(graph.bodies))
-            worth = self.target.max_tokens is None or _can_fuse(body)
+            worth = is_worth_compiling(body, self.target.max_tokens)
             bodies[name] = replace(body, compiled=self._compile(body, graph)) if worth else body
         return graph.replace_bodies(bodies, graph.calls)
 
@@ -113,12 +113,13 @@ def _reason(error: BaseException) -> str:
     return f"{type(inner).__name__}: {found[:300]}" if found else type(inner).__name__
 
 
-def _can_fuse(body: Body) -> bool:
-    """Return whether the body has two ops that a compiler may join: neither views nor calls of opaque kernels.
+def is_worth_compiling(body: Body, max_tokens: int | None) -> bool:
+    """Return whether a program of steps of at most ``max_tokens`` gains by it; None: any number, and it does.
 
-    A program that serves a bounded step is captured, so that alone they cost no more uncompiled.
+    If it is bounded, it is captured, and only ops that a compiler may join gain: two that are neither views nor calls
+    of opaque kernels.
     """
-    return sum(_is_plain(node.target) for node in body.ops) > 1
+    return max_tokens is None or sum(_is_plain(node.target) for node in body.ops) > 1
 
 
 def _is_plain(target: object) -> bool:

@@ -90,21 +90,24 @@ def lower(
 
 def program(
     resolved: Resolved,
-    backend: Backend,
+    backend: Backend | None,
     on_phase: OnPhase | None = None,
     watch: Callable[[int | None], Sequence[Watch]] = lambda _: (),
 ) -> Program:
     """Return how a deployment runs; where steps are captured, small ones have a lowering of their own.
 
+    Without a ``backend`` the device is another machine's: nothing may be compiled or measured.
+
     ``watch`` gives those who watch the passes of a lowering, by the tokens of its largest step (None: any number).
     """
     config = resolved.deployment.passes
-    stopwatch = None
-    if backend.captures and config.measure:
+    captures, stopwatch = _captures(resolved, backend), None
+    if captures and config.measure:
+        assert backend is not None, "there is nothing to measure on"
         assert config.compile_cache is not None
         stopwatch = Stopwatch(backend, Path(config.compile_cache) / "timings.json")
     wide = Lowering(graph=lower(resolved, on_phase, watch(None), stopwatch=stopwatch))
-    if not backend.captures or not capturable(wide.graph):
+    if not captures or not capturable(wide.graph):
         return Program(lowerings=(wide,))
     small = [
         Lowering(graph=lower(resolved, on_phase, watch(size), size, stopwatch), max_tokens=size)
@@ -114,13 +117,17 @@ def program(
     return Program(lowerings=(*(each for each in small if capturable(each.graph)), wide), buckets=buckets)
 
 
-def lowering_sizes(resolved: Resolved, backend: Backend) -> tuple[int | None, ...]:
+def lowering_sizes(resolved: Resolved, backend: Backend | None) -> tuple[int | None, ...]:
     """Return the tokens of the largest step of each lowering that is made; None: any number.
 
     A deterministic program computes a row alike in small and large steps, so that there is but one.
     """
-    small = backend.captures and not resolved.deployment.passes.deterministic
+    small = _captures(resolved, backend) and not resolved.deployment.passes.deterministic
     return (None, SKINNY_TOKENS) if small else (None,)
+
+
+def _captures(resolved: Resolved, backend: Backend | None) -> bool:
+    return resolved.deployment.hardware.device == "cuda" if backend is None else backend.captures
 
 
 def capturable(graph: Graph) -> bool:

@@ -93,13 +93,16 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
     from treadle.graph.resolve import refuse_elsewhere, resolve
     from treadle.runtime.progress import PhaseBars
 
-    assert arguments.command is not None
+    command = arguments.command
+    assert command is not None
+    module, options = import_module(f"treadle.serve.commands.{command.name}"), dict(arguments.options)
+    if command.asks is not None and options.pop(command.asks) is not None:
+        return int(module.ask(deployment, _console(), **arguments.options))
     with PhaseBars() as bars:
         resolved = resolve(deployment, bars)
-    if arguments.command.computes:
+    if command.computes:
         refuse_elsewhere(resolved)
-    module = import_module(f"treadle.serve.commands.{arguments.command.name}")
-    code = module.run(resolved, _console(), **arguments.options)
+    code = module.run(resolved, _console(), **options)
     assert isinstance(code, int)
     return code
 

@@ -33,6 +33,9 @@ class Command:
     """an option with which no text is needed"""
     computes: bool = True
     """whether it runs the model here, so that the hardware must be this machine's"""
+    asks: str | None = None
+    """an option that names a running server. With it nothing is resolved, and instead of ``run``
+    ``ask(deployment, console, **options)`` is called"""
     example: str = ""
 
 
@@ -64,6 +67,8 @@ COMMANDS = (
     Command(
         name="memory",
         summary="what the deployment takes, byte by byte, and what fits; nothing is loaded",
+        options=(Option(name="url", summary="running server whose state memory to show, planned and actual"),),
+        asks="url",
         computes=False,
         example="treadle memory model=llama3-8b hardware=h200",
     ),
@@ -77,6 +82,7 @@ COMMANDS = (
     Command(
         name="explain",
         summary="what each pass does to the model's graph, how long it takes and what it changes",
+        computes=False,
         options=(
             Option(name="show", summary="pass whose program to print before and after, as Python"),
             Option(name="prove", summary="check each pass numerically against the graph before it", kind=bool),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from treadle.conf.errors import ConfigError, nearest
+from treadle.graph.machine import cuda_device
 from treadle.runtime.progress import PhaseBars
 
 if TYPE_CHECKING:
@@ -30,32 +32,47 @@ class _Lowering:
     title: str
     steps: list[PassStep] = field(default_factory=list)
     prover: Prover | None = None
+    is_compiled: Callable[[Body], bool] = lambda body: body.compiled is not None
+    """of a body of the last step; what inline kernels are part of"""
 
 
 def run(resolved: Resolved, console: Console, show: str | None = None, prove: bool = False) -> int:
-    """Print every pass with its time and what it changes; ``prove`` each numerically.
+    """Print every pass with its time and what it changes; ``prove`` each numerically, which needs the hardware.
 
     With ``show``, print instead the program before and after that pass, as Python that runs.
 
     Where small steps have a program of their own, its passes follow those of the other.
 
+    For hardware of another machine bodies are not compiled, and kernels not measured.
+
     Raises: ConfigError if no pass is called ``show``. Returns 1 if a proof fails, else 0.
     """
+    from treadle.graph.resolve import refuse_elsewhere
     from treadle.kernels.backend import open_backend
+    from treadle.passes.compile import is_worth_compiling
     from treadle.passes.prove import ProofError, Prover
     from treadle.runtime.build import lowering_sizes, passes, program, weights
 
-    hardware = resolved.deployment.hardware
-    backend = open_backend(hardware.device, threads=hardware.threads or 1)
+    if prove:
+        refuse_elsewhere(resolved)
+    hardware, compiles = resolved.deployment.hardware, resolved.deployment.passes.compile
+    here = hardware.device == "cpu" or cuda_device() is not None
+    if not here:
+        resolved = _unmeasured(resolved)
+    backend = open_backend(hardware.device, threads=hardware.threads or 1) if here else None
     sizes = lowering_sizes(resolved, backend)
     names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:
         raise ConfigError("no such pass in this pipeline", key="--show", value=show, nearest=nearest(show, names))
+    if not here:
+        console.print(f"# no {hardware.name} here: nothing is compiled or measured", soft_wrap=True)
     lowerings: list[_Lowering] = []
 
     def watch(max_tokens: int | None) -> list[Watch]:
-        title = "" if not backend.captures else ", any step" if max_tokens is None else f", up to {max_tokens} tokens"
+        title = "" if len(sizes) == 1 else ", any step" if max_tokens is None else f", up to {max_tokens} tokens"
         made = _Lowering(title, prover=Prover(partial(weights, resolved), resolved.spec.vocab) if prove else None)
+        if not here:
+            made.is_compiled = lambda body: compiles and is_worth_compiling(body, max_tokens)
         lowerings.append(made)
         return [made.steps.append, *([made.prover] if made.prover is not None else [])]
 
@@ -75,6 +92,13 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     if failed is not None:
         console.print(f"# not proved: {failed}", style="bold red", soft_wrap=True)
     return 0 if failed is None else 1
+
+
+def _unmeasured(resolved: Resolved) -> Resolved:
+    deployment = resolved.deployment
+    return replace(
+        resolved, deployment=replace(deployment, passes=replace(deployment.passes, compile=False, measure=False))
+    )
 
 
 def _passes(lowering: _Lowering) -> Table:
@@ -107,18 +131,19 @@ def _kernels(lowering: _Lowering) -> Table:
         table.add_column(column)
     layers = Counter(call.body for call in graph.calls)
     for name, body in graph.bodies.items():
-        chosen = [_kernel(node, body) for node in body.ops if "kernel" in node.meta]
+        is_compiled = lowering.is_compiled(body)
+        chosen = [_kernel(node, is_compiled) for node in body.ops if "kernel" in node.meta]
         text = ", ".join(f"{kernel} x{count}" if count > 1 else kernel for kernel, count in Counter(chosen).items())
         table.add_row(name, str(layers[name]), text)
     return table
 
 
-def _kernel(node: Node, body: Body) -> str:
-    """Return the name of a node's kernel; those written inline have become part of a compiled body."""
+def _kernel(node: Node, is_compiled: bool) -> str:
+    """Return the name of a node's kernel; those written inline become part of a compiled body."""
     from torch._ops import OpOverload
 
     inline = not isinstance(node.target, OpOverload)
-    return "compiled" if inline and body.compiled is not None else str(node.meta["kernel"])
+    return "compiled" if inline and is_compiled else str(node.meta["kernel"])
 
 
 def _show(console: Console, step: PassStep) -> None:

@@ -1,4 +1,7 @@
-"""``treadle memory``: where every byte of the deployment goes, and what else would fit. Nothing is loaded."""
+"""``treadle memory``: where every byte of the deployment goes, and what else would fit. Nothing is loaded.
+
+With ``--url`` instead, where the bytes of state are in a server that runs: planned and actual, by kind.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from treadle.graph.footprint import token_weight_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from treadle.conf.schema import Deployment
     from treadle.graph.memory import MemoryPlan
     from treadle.graph.resolve import Resolved
+    from treadle.serve.running import Samples
 
 
 def run(resolved: Resolved, console: Console) -> int:
@@ -27,6 +32,65 @@ def run(resolved: Resolved, console: Console) -> int:
         console.print(f"main memory, {row.item}: {format_bytes(row.nbytes)}")
     console.print(_limits(resolved))
     return 0
+
+
+def ask(deployment: Deployment, console: Console, url: str) -> int:
+    """Print where the bytes of state are in the server at ``url``, of which serve.api_key is the key. Returns 0.
+
+    Raises: ConfigError if no server of treadle answers.
+    """
+    from treadle.serve.running import read_metrics
+
+    samples = read_metrics(url, deployment.serve.api_key)
+    console.print(f"[bold]{samples.model}[/] at {url}\n")
+    console.print(_kinds(samples))
+    console.print(_held(samples))
+    return 0
+
+
+def _kinds(samples: Samples) -> Table:
+    table = Table(title="state, by kind", title_justify="left", show_footer=True)
+    fields = {
+        "planned": "planned",
+        "used": "held by requests",
+        "cached": "kept for later ones",
+        "free": "free in its slabs",
+        "available": "it could be given",
+    }
+    columns = {title: samples.by(f"treadle:state_{name}_bytes", "kind") for name, title in fields.items()}
+    table.add_column("", footer="all")
+    for title, column in columns.items():
+        # Each could be given what others could: there is no sum.
+        total = "" if title == fields["available"] else format_bytes(int(sum(column.values())))
+        table.add_column(title, justify="right", footer=total)
+    for kind in columns["planned"]:
+        table.add_row(kind, *(format_bytes(int(column.get(kind, 0))) for column in columns.values()))
+    return table
+
+
+def _held(samples: Samples) -> Table:
+    table = Table(title="the arena, and what is below it", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+
+    def add(what: str, num_bytes: float) -> None:
+        table.add_row(what, format_bytes(int(num_bytes)))
+
+    add("arena", samples.value("treadle:arena_bytes"))
+    add("slabs that no kind has", samples.value("treadle:arena_free_slab_bytes"))
+    add("stranded: unused, and no request can be given it", samples.value("treadle:arena_stranded_bytes"))
+    scattered = 100 * samples.value("treadle:arena_fragmentation")
+    table.add_row("fragmentation: of the unused, what only moving others makes usable", f"{scattered:.1f} %")
+    count = samples.value("treadle:checkpoints")
+    add(f"checkpoints, {count:,.0f} of them", samples.value("treadle:checkpoint_bytes"))
+    count = samples.value("treadle:sessions_pinned")
+    add(f"pinned sessions, {count:,.0f} of them", samples.value("treadle:pinned_bytes"))
+    if (pool := samples.value(samples.named("kv_offload_cpu_allocation_size"))) > 0:
+        used = pool * samples.value(samples.named("kv_offload_cpu_cache_usage_perc"))
+        table.add_row("host", f"{format_bytes(int(used))} of {format_bytes(int(pool))}")
+    for tier, used in samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier").items():
+        add(tier, used)
+    return table
 
 
 def _rows(plan: MemoryPlan) -> Table:

@@ -72,9 +72,13 @@ def test_version(capsys, word):
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_its_module_and_takes_its_options(command):
     module = importlib.import_module(f"treadle.serve.commands.{command.name}")
-    names = [option.name for option in command.options] + ([command.words] if command.words else [])
-    code = module.run.__code__
-    assert set(names) <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    names = {option.name for option in command.options} | ({command.words} if command.words else set())
+    for function, wanted in ((module.run, names - {command.asks}), (getattr(module, "ask", None), names)):
+        if function is None:
+            assert command.asks is None
+            continue
+        code = function.__code__
+        assert wanted <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ import httpx
 import openai
 import pytest
 
+from treadle.conf.size import format_bytes
+from treadle.serve.__main__ import main
+
 DETAILS = {"return_cached_tokens_details": True}
 
 
@@ -127,3 +130,19 @@ def test_after_mixed_load_with_aborts_all_bytes_are_free_or_kept_for_others(real
     assert real_server.gauge("treadle:arena_bytes") == arena
     assert real_server.gauge("treadle:state_available_bytes") + real_server.gauge("treadle:state_cached_bytes") == whole
     assert real_server.gauge("treadle:kv_pages_used") == 0
+
+
+def test_the_command_shows_the_bytes_of_a_running_server(client, real_server, capsys):
+    ask(client, turn("One conversation whose state stays for a while."))
+    held = {
+        field: int(real_server.series(f"treadle:state_{field}_bytes", kind="kv"))
+        for field in ("planned", "used", "cached", "free", "available")
+    }
+    assert main(["memory", "--url", real_server.url]) == 0
+    text = capsys.readouterr().out
+    assert "tiny at http://" in text
+    row = next(line for line in text.splitlines() if line.startswith("│ kv "))
+    assert held["planned"] > 0
+    assert held["cached"] > 0
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == [format_bytes(count) for count in held.values()]
+    assert main(["memory", "--url", real_server.url + "0000"]) == 2

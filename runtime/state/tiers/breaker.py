@@ -26,13 +26,16 @@ class Breaker:
         """Whether calls are held off, but for a probe now and then."""
         return self._failures >= FAILURES
 
+    @property
+    def pauses(self) -> bool:
+        """Whether no call at all may be made now."""
+        return self.is_open and (self._probing or self._clock() < self._until)
+
     def allows(self) -> bool:
-        """Whether a call may be made; its outcome must be told by ``succeed``, ``fail`` or ``withdraw``."""
-        if not self.is_open:
-            return True
-        if self._probing or self._clock() < self._until:
+        """Whether a call may be made; its outcome must be told by ``succeed`` or ``fail``."""
+        if self.pauses:
             return False
-        self._probing = True
+        self._probing = self.is_open
         return True
 
     def succeed(self) -> None:
@@ -48,8 +51,4 @@ class Breaker:
         if self.is_open and (self._probing or not was_open):
             self.opened += not was_open
             self._until = self._clock() + self._pause_s
-        self._probing = False
-
-    def withdraw(self) -> None:
-        """Note that an allowed call was not made after all."""
         self._probing = False

@@ -1,7 +1,8 @@
 """The way to one store: threads that call it, time limits, and a breaker for each kind of call.
 
 The step loop hands in work and takes outcomes; it waits for nothing. Work that is late is given up at its limit: its
-outcome is failure at once, while its thread and the memory that it fills stay out of use until the store returns.
+outcome is failure at once. If its turn had come, its thread and the memory that it fills stay out of use until the
+store returns; else it is over.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Work:
     outcome: dict[bytes, bool] = field(default_factory=dict)
     settled: bool = False
     late: bool = False
-    """whether it was settled because it took too long"""
+    """whether it took too long and is not over: its memory may still be used"""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """taken once: by the thread that begins it, or by ``poll``, after which it never begins"""
 
     def end(self) -> float:
         """Return when it is late. A reader's patience begins at once, a write's when it is its turn."""
@@ -125,8 +128,12 @@ class Lane:
         return sum(breaker.opened for breaker in self._breakers.values())
 
     def held_off(self, call: Call) -> bool:
-        """Whether the store is left alone with this kind of call, for what it did before."""
+        """Whether the store is left alone with this kind of call, for what it did before; a probe may be due."""
         return self._breakers[call].is_open
+
+    def refuses(self, call: Call) -> bool:
+        """Whether no call of this kind would be made now."""
+        return self._closed or self._queues[call].qsize() >= MAX_WAITING or self._breakers[call].pauses
 
     def peek(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Ask an instant store at once; it has nothing while it is not open."""
@@ -161,7 +168,7 @@ class Lane:
     ) -> bool:  # fmt: skip
         """Queue a call and return whether it will be made; if so ``settle``, then ``release`` is called, each once."""
         stats, waiting = self.stats[call], self._queues[call]
-        if self._closed or waiting.qsize() >= MAX_WAITING or not self._breakers[call].allows():
+        if self.refuses(call) or not self._breakers[call].allows():
             stats.held_off += len(keys)
             return False
         stats.calls += 1
@@ -175,19 +182,24 @@ class Lane:
         """Hand out outcomes, and give up what is late."""
         while not self._finished.empty():
             work, outcome = self._finished.get()
-            del self._under_way[work]
             if not work.settled:
                 self._settle(work, outcome)
-            if work.release is not None:
-                work.release(work)
+            self._over(work)
         if not self._under_way:
             return
         now = self._clock()
         for work in [each for each in self._under_way if not each.settled and each.end() <= now]:
             self.stats[work.call].timeouts += 1
-            work.late = True
+            work.late = not work.turn.acquire(blocking=False)
             none = dict.fromkeys(work.keys, False)
             self._settle(work, _Outcome(none, now - work.queued, f"{work.call} takes more than {work.limit_s:g} s"))
+            if not work.late:
+                self._over(work)
+
+    def _over(self, work: Work) -> None:
+        del self._under_way[work]
+        if work.release is not None:
+            work.release(work)
 
     def close(self, limit_s: float) -> None:
         """End the threads, after what was submitted, and close the store; what takes longer is left behind."""
@@ -228,22 +240,22 @@ class Lane:
     def _serve(self, waiting: queue.SimpleQueue[Work | None]) -> None:
         """Do the work of a queue until it ends; runs on the lane's threads."""
         while (work := waiting.get()) is not None:
-            begin = self._clock()
-            none = dict.fromkeys(work.keys, False)
-            if work.settled:
-                # Given up before its turn came: the reason counts once.
-                outcome = _Outcome(none, 0.0)
-            else:
-                try:
-                    outcome = self._do(work)
-                # Stores are foreign code: whatever they raise costs this call alone.
-                except BaseException as problem:
-                    outcome = _Outcome(none, 0.0, f"{type(problem).__name__}: {problem}", raised=True)
-            outcome.seconds = self._clock() - begin
-            self._finished.put((work, outcome))
-            self._wake()
+            if work.turn.acquire(blocking=False):
+                self._finished.put((work, self._call(work)))
+                self._wake()
             # While the queue is empty, nothing of the last work is kept alive.
-            del work, outcome
+            del work
+
+    def _call(self, work: Work) -> _Outcome:
+        begin = self._clock()
+        try:
+            outcome = self._do(work)
+        # Stores are foreign code: whatever they raise costs this call alone.
+        except BaseException as problem:
+            none = dict.fromkeys(work.keys, False)
+            outcome = _Outcome(none, 0.0, f"{type(problem).__name__}: {problem}", raised=True)
+        outcome.seconds = self._clock() - begin
+        return outcome
 
     def _do(self, work: Work) -> _Outcome:
         self._open()

@@ -13,8 +13,8 @@ from treadle.runtime.state.tiers.ticket import Object
 
 BATCH_BYTES = 8 << 20
 """About as much is asked of a store in one call: the first objects arrive early, and threads share the rest."""
-PATIENCE_S = 10.0
-"""Seconds that a load waits for room in the pool."""
+BATCHES = 16
+"""At least as many fit into the room for loads: a call that hangs keeps its part of it."""
 
 Arrived = Callable[[Entry | None], None]
 """Told the entry, which stays only as long as the call lasts if it is not held; None: no store gave it."""
@@ -51,8 +51,11 @@ class Loads:
     ) -> None:
         self._pool, self._sources, self._clock = pool, sources, clock
         self._limit = limit_bytes
+        self._batch_bytes = min(BATCH_BYTES, limit_bytes // BATCHES)
         self._loads: dict[bytes, Load] = {}
         self._waiting: deque[Load] = deque()
+        self._arrived = 0.0
+        """when a store last gave something"""
         self.num_bytes = 0
         """of loads under way"""
 
@@ -87,18 +90,24 @@ class Loads:
                 self._finish(load, ok=True)
                 self._pool.release(entry)
                 continue
-            placed = self._pool.is_placed(load.key)
-            if not placed and self._reserve(load):
-                ready.append(load)
-            elif self._clock() - load.queued >= PATIENCE_S:
+            if self._pool.is_placed(load.key):
+                # On its way down itself, which lets others pass.
+                kept.append(load)
+            elif self._is_given_up(load):
                 self._finish(load, ok=False)
+            elif self._reserve(load):
+                ready.append(load)
             else:
                 kept.append(load)
-                # Only an object that is on its way down itself lets others pass.
-                if not placed:
-                    break
+                break
         self._waiting.extendleft(reversed(kept))
         self._ask(ready)
+
+    def _is_given_up(self, load: Load) -> bool:
+        """Whether no store would be asked, or none has given anything for as long as the next one may take."""
+        while load.sources and load.sources[0].lane.refuses("load"):
+            load.sources.popleft().lane.stats["load"].held_off += 1
+        return not load.sources or self._clock() - max(load.queued, self._arrived) >= load.sources[0].limit_s
 
     def _reserve(self, load: Load) -> bool:
         if self.num_bytes and self.num_bytes + load.num_bytes > self._limit:
@@ -118,7 +127,7 @@ class Loads:
                 continue
             batch = batches.setdefault(load.sources[0].lane.name, [])
             batch.append(load)
-            if sum(each.num_bytes for each in batch) >= BATCH_BYTES:
+            if sum(each.num_bytes for each in batch) >= self._batch_bytes:
                 self._hand(batches.pop(load.sources[0].lane.name))
         for batch in batches.values():
             self._hand(batch)
@@ -145,6 +154,8 @@ class Loads:
 
     def _settle(self, batch: list[Load], work: Work) -> None:
         """Take the good outcomes, and give up what a store did not answer in time: it may still write to the pool."""
+        if any(work.outcome.values()):
+            self._arrived = self._clock()
         for load in batch:
             if work.outcome[load.key]:
                 assert load.entry is not None

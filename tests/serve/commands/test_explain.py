@@ -49,6 +49,28 @@ def test_the_program_of_small_steps_is_printed_too(monkeypatch: pytest.MonkeyPat
     assert explained("passes.compile=false", show="place_state").count("# before PlaceState") == 2
 
 
+def test_a_program_for_hardware_that_is_not_here_is_lowered_and_neither_compiled_nor_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("treadle.serve.commands.explain.cuda_device", lambda: None)
+    h200 = ("hardware=h200", "hardware.threads=4", "passes.measure=true")
+    text = explained(*h200)
+    assert text.startswith("# no h200 here: nothing is compiled or measured")
+    for title in ("kernels, any step", "kernels, up to 8 tokens"):
+        assert text.count(title) == 1
+    small = text[text.index("kernels, up to 8 tokens") :]
+    large = text[text.index("kernels, any step") : text.index("passes, up to 8 tokens")]
+    assert "compiled x" in large
+    assert "linear.triton" in small
+    for part in large, small.replace("embed.reference", ""):
+        assert "triton" in part
+        assert ".reference" not in part
+    assert "linear.reference" in explained(*h200, "passes.compile=false")
+    assert explained(*h200, show="place_state").count("# before PlaceState") == 2
+    with pytest.raises(ConfigError, match="no such device answers here"):
+        explained(*h200, prove=True)
+
+
 def test_a_shown_program_is_python_whatever_the_width() -> None:
     console = Console(file=io.StringIO(), width=40)
     assert run(resolved(tiny("llama"), (*PLAIN, "passes.compile=false")), console, show="fuse_add_norm") == 0

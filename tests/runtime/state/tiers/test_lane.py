@@ -68,21 +68,43 @@ def test_outcomes_come_out_of_poll_on_the_callers_thread() -> None:
 
 
 def test_what_waits_behind_a_hanging_call_is_given_up_too_and_never_made() -> None:
-    store, gate, clock, settled = DictStore(), threading.Event(), Clock(), list[bool]()
+    store, gate, clock, seen = DictStore(), threading.Event(), Clock(), list[tuple[str, int, bool]]()
     store.gates["lookup"] = gate
     with opened(DictStore(), clock) as lane:
         lane.store = store
         for n in (1, 2):
-            lane.submit("lookup", [key(n)], lambda work: settled.append(work.late), limit_s=1)
+            lane.submit(
+                "lookup", [key(n)], lambda work, n=n: seen.append(("settled", n, work.late)), limit_s=1,
+                release=lambda work, n=n: seen.append(("over", n, work.late)),
+            )  # fmt: skip
         until(lambda: ("lookup", 1) in store.calls, lane)
         clock.now += 1
         lane.poll()
-        assert settled == [True, True]
-        assert lane.waiting == 2
+        # The one that hangs may still use its memory; the other never will.
+        assert seen == [("settled", 1, True), ("settled", 2, False), ("over", 2, False)]
+        assert lane.waiting == 1
         gate.set()
         until(lambda: lane.waiting == 0, lane)
-        assert store.calls == [("lookup", 1)]
+        assert seen[3:] == [("over", 1, True)]
+        lane.submit("lookup", [key(3)], ignore, limit_s=1)
+        until(lambda: lane.waiting == 0, lane)
+        assert store.calls == [("lookup", 1)] * 2
         assert lane.stats["lookup"].timeouts == 2
+
+
+def test_it_refuses_while_its_breaker_pauses_and_not_when_a_probe_is_due() -> None:
+    store, clock = DictStore(), Clock()
+    store.failing = {"load"}
+    with opened(store, clock) as lane:
+        for _ in range(3):
+            assert not lane.refuses("load")
+            lane.submit("load", [key(1)], ignore, limit_s=1, prepare=lambda: ([], []))
+            until(lambda: lane.waiting == 0, lane)
+        assert lane.refuses("load")
+        assert not lane.refuses("lookup")
+        clock.now += 1.0
+        assert not lane.refuses("load")
+        assert lane.held_off("load")
 
 
 def test_a_save_is_late_only_once_its_turn_has_come() -> None:
@@ -129,13 +151,13 @@ def test_an_instant_store_is_asked_at_once_and_may_fail() -> None:
 
 
 def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_closing() -> None:
-    store, gate, clock, late = DictStore(), threading.Event(), Clock(), list[bool]()
+    store, gate, clock, outcomes = DictStore(), threading.Event(), Clock(), list[dict[bytes, bool]]()
     store.gates["open"] = gate
     lane = Lane("test", store, SCOPE, clock=clock)
-    lane.submit("load", [key(1)], lambda work: late.append(work.late), limit_s=1)
+    lane.submit("load", [key(1)], lambda work: outcomes.append(work.outcome), limit_s=1)
     clock.now += 1
     lane.poll()
-    assert late == [True]
+    assert outcomes == [{key(1): False}]
     assert not lane.is_open
     lane.close(0.01)
     assert not store.closed

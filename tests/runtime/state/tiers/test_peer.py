@@ -186,7 +186,7 @@ def test_a_peer_that_ends_in_the_middle_of_an_object_or_sends_garbage_costs_miss
             whole(wire, memoryview(bytes(len(data))))
 
     monkeypatch.setattr(Wire, "send_bytes", half)
-    with offering(1, 2, 3, 4) as (_, address), engine(peer(peers=(address,))[0]) as e:
+    with offering(1, 2, 3, 4) as (_, address), engine(peer(peers=(address,))[0], host=128) as e:
         # The first arrives whole, the second in part and the third not at all.
         assert e.fetch(1, 2, 3) == [True, False, False]
         assert e.fetch(4) == [False]

@@ -1,0 +1,82 @@
+"""The state memory of a server that runs, as its /metrics say it."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from itertools import chain
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from treadle.conf.errors import ConfigError
+
+PATIENCE_S = 10.0
+"""Seconds that the server may take to answer."""
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Numbers of one moment, by name and labels."""
+
+    model: str
+    values: dict[str, dict[Labels, float]] = field(default_factory=dict)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return the number of that name with these labels, 0 if there is none."""
+        return self.values.get(name, {}).get(frozenset(labels.items()), 0.0)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Return the numbers of that name by what one label says."""
+        return {dict(labels)[label]: value for labels, value in self.values.get(name, {}).items()}
+
+    def named(self, end: str) -> str:
+        """Return the one name that ends so, whatever the server's prefix is; ``end`` itself if there is none."""
+        return next((name for name in self.values if name.endswith(end)), end)
+
+
+def read_metrics(url: str, api_key: str | None = None) -> Samples:
+    """Return what the server at ``url`` says now.
+
+    Raises: ConfigError, saying why, if none of treadle's answers there.
+    """
+    address = url if "//" in url else f"http://{url}"
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("not the address of a server", key="--url", value=url, nearest=["http://127.0.0.1:8000"])
+    request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/metrics")
+    if api_key is not None:
+        request.add_header("authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        hints = {401: "give its serve.api_key=KEY", 404: "it was started with serve.metrics=false, or is no treadle"}
+        raise ConfigError(
+            f"/metrics answers {error.code}", key="--url", value=url, hint=hints.get(error.code, "")
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", error)
+        raise ConfigError(f"no server answers there: {why}", key="--url", value=url) from None
+    samples = _samples(text)
+    if not samples.values.get("treadle:arena_bytes"):
+        raise ConfigError("no treadle engine answers there", key="--url", value=url)
+    return samples
+
+
+def _samples(text: str) -> Samples:
+    values: dict[str, dict[Labels, float]] = {}
+    models = set[str]()
+    try:
+        families = [family.samples for family in text_string_to_metric_families(text)]
+    except ValueError:
+        families = []
+    for sample in chain.from_iterable(families):
+        labels = dict(sample.labels)
+        models.add(labels.pop("model_name", ""))
+        values.setdefault(sample.name, {})[frozenset(labels.items())] = sample.value
+    return Samples(", ".join(sorted(models - {""})), values)
