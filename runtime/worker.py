@@ -6,7 +6,6 @@ again. The process ends with its parent, which holds the other end of standard i
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from treadle.runtime.garbage import Garbage
 from treadle.runtime.protocol import (
     HEARTBEAT_S,
     Endpoints,
@@ -78,8 +78,10 @@ class Loop:
     The loop polls while there is work; when there is none it blocks, but for Stats every IDLE_S.
     """
 
-    def __init__(self, engine: StepEngine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes]) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: StepEngine, receiver: zmq.Socket[bytes], sender: zmq.Socket[bytes], garbage: Garbage
+    ) -> None:
+        self._engine, self._garbage = engine, garbage
         self._receiver = receiver
         receiver.setsockopt(zmq.RCVTIMEO, round(IDLE_S * 1000))
         self._sender = sender
@@ -104,6 +106,7 @@ class Loop:
                 self._stats_due_s = now + STATS_S
             if replies:
                 self._sender.send(encode(replies))
+            self._garbage.look(idle=not engine.has_work)
 
     def _receive(self, replies: list[Outbound]) -> bool:
         """Hand waiting messages to the engine, as many as RECEIVE_S allows beside its work; False after Shutdown."""
@@ -148,12 +151,11 @@ def serve_engine(endpoints: Endpoints, make: Callable[[Reporter], StepEngine]) -
     receiver = _connect(context, zmq.PULL, endpoints.requests)
     try:
         engine = make(Reporter(sender))
-        # What starting made lives as long as the process: collecting garbage need not look at it between two steps.
-        gc.freeze()
-        loop = Loop(engine, receiver, sender)
-        sender.send(encode([Ready(at_s=time.monotonic(), stats=engine.stats())]))
-        _beat(context, endpoints, loop)
-        loop.run()
+        with Garbage() as garbage:
+            loop = Loop(engine, receiver, sender, garbage)
+            sender.send(encode([Ready(at_s=time.monotonic(), stats=engine.stats())]))
+            _beat(context, endpoints, loop)
+            loop.run()
     except Exception as error:
         user = isinstance(error, ValueError) and type(error).__module__.startswith("treadle.")
         if not user:
@@ -161,9 +163,6 @@ def serve_engine(endpoints: Endpoints, make: Callable[[Reporter], StepEngine]) -
         message = str(error) if user else f"{type(error).__name__}: {error}"
         endpoints.failure.write_bytes(msgspec.json.encode(Failure(message=message, user=user)))
         return EXIT_USER if user else 1
-    finally:
-        # Or libraries complain at exit about objects of theirs that nobody collects.
-        gc.unfreeze()
     return 0
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from treadle.runtime.garbage import Garbage
 from treadle.runtime.request import Output, Request, SamplingParams, Stats
 
 
@@ -82,8 +83,8 @@ class StepEngine(Protocol):
 class EnginePlayer:
     """Plays on an engine in this process, timed from outside of it."""
 
-    def __init__(self, engine: StepEngine, temperature: float = 0.0) -> None:
-        self._engine, self._temperature = engine, temperature
+    def __init__(self, engine: StepEngine, garbage: Garbage, *, temperature: float = 0.0) -> None:
+        self._engine, self._garbage, self._temperature = engine, garbage, temperature
         self._played = 0
 
     def computed_tokens(self) -> int:
@@ -113,4 +114,5 @@ class EnginePlayer:
                     raise RuntimeError(f"request {output.id} failed: {output.error}")
                 traces[output.id].token_s += [now_s] * len(output.token_ids)
                 traces[output.id].tokens += output.token_ids
+            self._garbage.look(idle=not engine.has_work)
         return list(traces.values())

@@ -51,12 +51,13 @@ def _first_token_s(lock: Path, prompt: list[int], caches: Path) -> float:
 def main(lock: str, prompt: str) -> None:
     """Build the engine of a lock file and say when it has given a token for ``prompt``, a list of ids as JSON."""
     from treadle.runtime.build import build_engine, read_deployment
+    from treadle.runtime.garbage import Garbage
     from treadle.runtime.progress import PhaseBars
     from treadle.serve.bench.play import EnginePlayer
 
     with PhaseBars() as bars:
         engine = build_engine(read_deployment(Path(lock)), bars)
-    EnginePlayer(engine).play([json.loads(prompt)], 1)
+    EnginePlayer(engine, Garbage()).play([json.loads(prompt)], 1)
     print("token", flush=True)
     engine.close()
 

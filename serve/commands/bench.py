@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from treadle.conf.document import choices
 from treadle.conf.errors import ConfigError
 from treadle.conf.lock import to_plain
 from treadle.conf.recipe import Recipe, Start, read_recipe
+from treadle.runtime.garbage import Garbage
 from treadle.runtime.progress import PhaseBars
 from treadle.serve.bench import facts
 from treadle.serve.bench.play import EnginePlayer, Player
@@ -116,11 +116,9 @@ def _open(resolved: Resolved, recipe: Recipe, stack: ExitStack) -> tuple[dict[st
         if played:
             engine = build_engine(resolved, bars)
             stack.callback(engine.close)
-            players[OURS] = EnginePlayer(engine, resolved.deployment.bench.temperature)
-            # As the server's process does: what is there now would be looked through again and again.
-            gc.collect()
-            gc.freeze()
-            stack.callback(gc.unfreeze)
+            # As in the server's process.
+            garbage = stack.enter_context(Garbage())
+            players[OURS] = EnginePlayer(engine, garbage, temperature=resolved.deployment.bench.temperature)
         for name, rival in recipe.rivals.items():
             if path is None or not sizes:
                 versions[name] = "not run: it needs a checkpoint and a row for rivals"

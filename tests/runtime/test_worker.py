@@ -5,6 +5,7 @@ import threading
 import pytest
 import zmq
 
+from treadle.runtime.garbage import Garbage
 from treadle.runtime.protocol import Shutdown, decode_outbound, encode
 from treadle.runtime.request import Abort, Output, Request, RequestError, SamplingParams, Stats
 from treadle.runtime.worker import Loop
@@ -56,7 +57,7 @@ class Bench:
         self.outputs.setsockopt(zmq.RCVTIMEO, 5000)
         self.engine = CountingEngine()
         self._sockets = [self.requests, self.outputs, receiver, sender]
-        self.thread = threading.Thread(target=Loop(self.engine, receiver, sender).run)
+        self.thread = threading.Thread(target=Loop(self.engine, receiver, sender, Garbage()).run)
         self.thread.start()
 
     def _pair(self, address, ours, theirs):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from treadle.runtime.garbage import Garbage
 from treadle.runtime.request import Output
 from treadle.serve.bench.play import EnginePlayer, Trace
 
@@ -13,7 +14,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
 
 
 def test_every_prompt_gets_its_tokens_in_the_order_of_time(engine):
-    player = EnginePlayer(engine)
+    player = EnginePlayer(engine, Garbage())
     traces = player.play(prompts(6, 9), 5)
     assert [len(trace.token_s) for trace in traces] == [5] * 6
     for trace in traces:
@@ -39,12 +40,12 @@ def test_the_temperature_is_the_recipes():
 
     for temperature in (0.0, 1.0):
         engine = Keeping()
-        EnginePlayer(engine, temperature).play([[1]], 1)
+        EnginePlayer(engine, Garbage(), temperature=temperature).play([[1]], 1)
         assert engine.request.params.temperature == temperature
 
 
 def test_requests_arrive_when_they_are_said_to(engine):
-    traces = EnginePlayer(engine).play(prompts(3, 4), 2, at_s=[0.0, 0.05, 0.3])
+    traces = EnginePlayer(engine, Garbage()).play(prompts(3, 4), 2, at_s=[0.0, 0.05, 0.3])
     begin = traces[0].arrival_s
     assert [trace.arrival_s - begin for trace in traces] == pytest.approx([0.0, 0.05, 0.3])
     assert traces[0].token_s[-1] < traces[2].arrival_s < traces[2].token_s[0]
@@ -62,7 +63,7 @@ class Failing:
 
 def test_an_engine_that_fails_is_not_measured():
     with pytest.raises(RuntimeError, match="not finite"):
-        EnginePlayer(Failing()).play([[1]], 3)
+        EnginePlayer(Failing(), Garbage()).play([[1]], 3)
 
 
 def test_a_trace_knows_its_times():

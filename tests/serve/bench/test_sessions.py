@@ -6,6 +6,7 @@ from itertools import takewhile
 import pytest
 
 from treadle.conf.recipe import Returning, Sessions
+from treadle.runtime.garbage import Garbage
 from treadle.serve.bench.play import EnginePlayer, Trace
 from treadle.serve.bench.sessions import measure_return, measure_sessions
 
@@ -61,6 +62,6 @@ def test_a_conversation_comes_back():
 
 def test_on_an_engine_only_partial_pages_are_computed_again(engine):
     row = Sessions(sessions=3, turns=3, parallel=3, system=8, user=9, output=5)
-    figures = measure_sessions(row, EnginePlayer(engine), VOCAB, random.Random(3))
+    figures = measure_sessions(row, EnginePlayer(engine, Garbage()), VOCAB, random.Random(3))
     assert set(figures) == set(row.gives)
     assert figures["recomputed_pct"] < 40

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from treadle.conf.errors import ConfigError
 from treadle.conf.recipe import Arrivals, Decode, Prefill, SharedPrefix, Throughput
+from treadle.runtime.garbage import Garbage
 from treadle.serve.bench.play import EnginePlayer, Trace
 from treadle.serve.bench.quantiles import quantile
 from treadle.serve.bench.workload import check_fits, measure, percentiles, span, step_seconds
@@ -68,7 +69,7 @@ def test_equal_seeds_ask_for_the_same_and_others_share_no_beginning():
 def test_what_is_shared_is_found_again(engine):
     row = SharedPrefix(requests=3, shared=16, own=3, output=2)
     before = engine.stats().prefix_hit_tokens
-    assert set(measure(row, EnginePlayer(engine), VOCAB, 5)) == {"cold_s", "warm_s", "unshared_s"}
+    assert set(measure(row, EnginePlayer(engine, Garbage()), VOCAB, 5)) == {"cold_s", "warm_s", "unshared_s"}
     assert engine.stats().prefix_hit_tokens - before >= 3 * 16, "at least all of the warm run"
 
 
@@ -82,7 +83,7 @@ def test_what_is_shared_is_found_again(engine):
     ],
 )
 def test_the_engine_plays_every_workload(engine, row):
-    figures = measure(row, EnginePlayer(engine), VOCAB, 3)
+    figures = measure(row, EnginePlayer(engine, Garbage()), VOCAB, 3)
     assert tuple(figures) == row.gives
     assert all(value > 0 for value in figures.values())
 
