@@ -96,7 +96,7 @@ class Loop:
             replies: list[Outbound] = []
             if not self._receive(replies):
                 return
-            if engine.has_work:
+            if stepped := engine.has_work:
                 self.step_started_s = time.monotonic()
                 replies += engine.step()
                 self.step_started_s = None
@@ -106,7 +106,8 @@ class Loop:
                 self._stats_due_s = now + STATS_S
             if replies:
                 self._sender.send(encode(replies))
-            self._garbage.look(idle=not engine.has_work)
+            if stepped:
+                self._garbage.look(idle=not engine.has_work)
 
     def _receive(self, replies: list[Outbound]) -> bool:
         """Hand waiting messages to the engine, as many as RECEIVE_S allows beside its work; False after Shutdown."""
