@@ -46,12 +46,9 @@ def check_sampling(sampling: Mapping[str, Any], vocab: int) -> None:
     try:
         SamplingParams(**{"max_tokens": None, **sampling}).typed().check(vocab)
     except RequestError as error:
-        name = error.field or ""
-        problem = str(error).removeprefix(f"sampling parameter {name}: ").partition(" - at `$")[0]
+        key = f"model.sampling.{error.field}" if error.field else "model.sampling"
         hint = "model.generation_config=none leaves out what the checkpoint recommends"
-        raise ConfigError(
-            problem, key=f"model.sampling.{name}".rstrip("."), value=sampling.get(name), hint=hint
-        ) from None
+        raise ConfigError(str(error).removeprefix(f"{error.field}="), key=key, hint=hint) from None
 
 
 def byte_tokenizer() -> Tokenizer:
