@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import math
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -14,7 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from treadle.conf.errors import ConfigError
 
 PATIENCE_S = 10.0
-"""Seconds that the server may take to answer."""
+"""Seconds that the server may take to begin its answer, and to end it."""
+MAX_BYTES = 16 << 20
+"""More than any engine's numbers take."""
 
 Labels = frozenset[tuple[str, str]]
 
@@ -32,7 +36,8 @@ class Samples:
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Return the numbers of that name by what one label says."""
-        return {dict(labels)[label]: value for labels, value in self.values.get(name, {}).items()}
+        series = ((dict(labels), value) for labels, value in self.values.get(name, {}).items())
+        return {labels[label]: value for labels, value in series if label in labels}
 
     def named(self, end: str) -> str:
         """Return the one name that ends so, whatever the server's prefix is; ``end`` itself if there is none."""
@@ -45,15 +50,20 @@ def read_metrics(url: str, api_key: str | None = None) -> Samples:
     Raises: ConfigError, saying why, if none of treadle's answers there.
     """
     address = url if "//" in url else f"http://{url}"
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("not the address of a server", key="--url", value=url, nearest=["http://127.0.0.1:8000"])
+    try:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            "not the address of a server", key="--url", value=url, nearest=["http://127.0.0.1:8000"]
+        ) from None
     request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/metrics")
     if api_key is not None:
         request.add_header("authorization", f"Bearer {api_key}")
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            text = answer.read().decode()
+            text = _read(answer).decode()
     except urllib.error.HTTPError as error:
         hints = {401: "give its serve.api_key=KEY", 404: "it was started with serve.metrics=false, or is no treadle"}
         raise ConfigError(
@@ -68,6 +78,18 @@ def read_metrics(url: str, api_key: str | None = None) -> Samples:
     return samples
 
 
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """Return the whole body. Raises ValueError if it is too long, or takes too long."""
+    body, end = bytearray(), time.monotonic() + PATIENCE_S
+    while part := answer.read1(1 << 16):
+        body += part
+        if len(body) > MAX_BYTES or time.monotonic() > end:
+            raise ValueError("the answer does not end")
+    if answer.length:
+        raise http.client.IncompleteRead(bytes(body), answer.length)
+    return bytes(body)
+
+
 def _samples(text: str) -> Samples:
     values: dict[str, dict[Labels, float]] = {}
     models = set[str]()
@@ -78,5 +100,6 @@ def _samples(text: str) -> Samples:
     for sample in chain.from_iterable(families):
         labels = dict(sample.labels)
         models.add(labels.pop("model_name", ""))
-        values.setdefault(sample.name, {})[frozenset(labels.items())] = sample.value
+        if math.isfinite(sample.value):
+            values.setdefault(sample.name, {})[frozenset(labels.items())] = sample.value
     return Samples(", ".join(sorted(models - {""})), values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 
 from treadle.conf.size import format_bytes
@@ -26,7 +27,7 @@ def run(resolved: Resolved, console: Console) -> int:
     deployment, plan = resolved.deployment, resolved.plan
     model, passes = deployment.model, deployment.passes
     weights = model.dtype if passes.quantize == "none" else f"{passes.quantize}, {model.dtype} activations"
-    console.print(f"[bold]{model.name}[/] ({model.family}, {weights}) on {deployment.hardware.name}\n")
+    console.print(f"[bold]{escape(model.name)}[/] ({model.family}, {weights}) on {deployment.hardware.name}\n")
     console.print(_rows(plan))
     for row in plan.host:
         console.print(f"main memory, {row.item}: {format_bytes(row.nbytes)}")
@@ -42,7 +43,7 @@ def ask(deployment: Deployment, console: Console, url: str) -> int:
     from treadle.serve.running import read_metrics
 
     samples = read_metrics(url, deployment.serve.api_key)
-    console.print(f"[bold]{samples.model}[/] at {url}\n")
+    console.print(f"[bold]{escape(samples.model)}[/] at {escape(url)}\n")
     console.print(_kinds(samples))
     console.print(_held(samples))
     return 0
@@ -64,7 +65,7 @@ def _kinds(samples: Samples) -> Table:
         total = "" if title == fields["available"] else format_bytes(int(sum(column.values())))
         table.add_column(title, justify="right", footer=total)
     for kind in columns["planned"]:
-        table.add_row(kind, *(format_bytes(int(column.get(kind, 0))) for column in columns.values()))
+        table.add_row(escape(kind), *(format_bytes(int(column.get(kind, 0))) for column in columns.values()))
     return table
 
 
@@ -89,7 +90,7 @@ def _held(samples: Samples) -> Table:
         used = pool * samples.value(samples.named("kv_offload_cpu_cache_usage_perc"))
         table.add_row("host", f"{format_bytes(int(used))} of {format_bytes(int(pool))}")
     for tier, used in samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier").items():
-        add(tier, used)
+        add(escape(tier), used)
     return table
 
 

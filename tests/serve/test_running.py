@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from treadle.conf.errors import ConfigError
+from treadle.serve import running
 from treadle.serve.running import read_metrics
 
 METRICS = """\
@@ -83,8 +84,31 @@ def test_what_does_not_answer_is_refused() -> None:
         read_metrics(url)
     with pytest.raises(ConfigError, match=r"no server answers there: .*refused"):
         read_metrics(url)
-    for wrong in ("ftp://127.0.0.1", "http://", "//"):
+    for wrong in ("ftp://127.0.0.1", "http://", "//", "http://[::1", "http://[host]:80"):
         with pytest.raises(ConfigError, match=r"not the address of a server; did you mean http://127\.0\.0\.1:8000"):
             read_metrics(wrong)
     with pytest.raises(ConfigError, match="no server answers there"):
         read_metrics("127.0.0.1:notaport")
+
+
+def test_what_no_engine_says_is_left_out() -> None:
+    strange = METRICS + 'treadle:state_used_bytes{kind="inf"} +Inf\ntreadle:state_used_bytes{other="label"} 1\n'
+    with answering(strange) as url:
+        assert read_metrics(url).by("treadle:state_used_bytes", "kind") == {"kv": 256, "window 512": 0}
+
+
+def test_an_answer_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MAX_BYTES", len(METRICS) - 1)
+    with answering(METRICS) as url, pytest.raises(ConfigError, match="the answer does not end"):
+        read_metrics(url)
+    monkeypatch.undo()
+    monkeypatch.setattr(running, "PATIENCE_S", -1.0)
+    with pytest.raises(ValueError, match="the answer does not end"):
+        running._read(Part())  # type: ignore[arg-type]
+
+
+class Part:
+    """A body of which there is always more."""
+
+    def read1(self, _: int) -> bytes:
+        return b"#"

@@ -142,7 +142,7 @@ class Lane:
         if not self._opened:
             return none
         try:
-            return self.store.lookup(keys)
+            return _checked(keys, self.store.lookup(keys))
         except Exception as problem:
             self.last_error = f"{type(problem).__name__}: {problem}"
             self.stats["lookup"].errors += 1
@@ -151,7 +151,8 @@ class Lane:
     def usage(self) -> tuple[int, int]:
         """Return the bytes and objects of the store, zeros if it does not tell."""
         try:
-            return self.store.usage() if self._opened else (0, 0)
+            num_bytes, count = self.store.usage() if self._opened else (0, 0)
+            return int(num_bytes), int(count)
         except Exception:
             return 0, 0
 
@@ -310,6 +311,10 @@ def ignore(work: Work) -> None:
 
 
 def _by_key(keys: Sequence[bytes], outcome: Sequence[bool]) -> dict[bytes, bool]:
+    return dict(zip(keys, _checked(keys, outcome), strict=True))
+
+
+def _checked(keys: Sequence[bytes], outcome: Sequence[bool]) -> list[bool]:
     if len(outcome) != len(keys):
         raise ValueError(f"{len(outcome)} outcomes for {len(keys)} keys")
-    return {key: bool(each) for key, each in zip(keys, outcome, strict=True)}
+    return [bool(each) for each in outcome]

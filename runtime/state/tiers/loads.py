@@ -90,7 +90,10 @@ class Loads:
                 self._finish(load, ok=True)
                 self._pool.release(entry)
                 continue
-            if self._pool.is_placed(load.key):
+            if load.key in self._pool:
+                # Of another length, which no store's would replace.
+                self._finish(load, ok=False)
+            elif self._pool.is_placed(load.key):
                 # On its way down itself, which lets others pass.
                 kept.append(load)
             elif self._is_given_up(load):

@@ -11,6 +11,8 @@ from treadle.runtime.state.tiers.lane import Buffers, Lane, Work
 
 BATCH_BYTES = 16 << 20
 """About as much goes to a store in one call."""
+BATCHES = 32
+"""At least as many fit into the pool: a call that hangs keeps its part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +32,14 @@ class Saves:
 
     def __init__(self, pool: HostPool, targets: Sequence[Target]) -> None:
         self._pool = pool
+        self._batch_bytes = min(BATCH_BYTES, pool.capacity // BATCHES)
         self._targets = [target for target in targets if target.lane.store.saves]
 
     def save(self, entries: Sequence[Entry]) -> None:
         """Queue objects of the pool for every store."""
         for target in self._targets:
             new = [entry for entry in entries if not target.holds(entry.key)]
-            for batch in _batches(new):
+            for batch in _batches(new, self._batch_bytes):
                 held: list[Entry] = []
                 target.lane.submit(
                     "save",
@@ -61,13 +64,13 @@ def _note(target: Target, work: Work) -> None:
     target.note([key for key, ok in work.outcome.items() if ok])
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[bytes]]:
-    """Yield the keys in parts of about BATCH_BYTES."""
+def _batches(entries: Sequence[Entry], batch_bytes: int) -> Iterator[list[bytes]]:
+    """Yield the keys in parts of about ``batch_bytes``."""
     batch, size = list[bytes](), 0
     for entry in entries:
         batch.append(entry.key)
         size += entry.num_bytes
-        if size >= BATCH_BYTES:
+        if size >= batch_bytes:
             yield batch
             batch, size = [], 0
     if batch:

@@ -90,10 +90,13 @@ class Tiers:
         self._woken = threading.Event()
         opened = Scope(namespace=self._scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
         self._links = {link.name: link for link in links}
+        limit = int(self._pool.capacity * FLIGHT_SHARE)
+        # A call that hangs keeps the room of an object at least: all readers of a store together leave others some.
+        most = max(1, limit // (max(sizes, default=0) + SEAL_BYTES) // max(1, len(links)))
         # Others may ask for what is here as soon as a lane is made.
         self._lanes: dict[str, Lane] = {}
         for link in links:
-            wake, readers = self._woken.set, link.readers
+            wake, readers = self._woken.set, min(link.readers, most)
             self._lanes[link.name] = Lane(link.name, link.store, opened, clock=clock, readers=readers, wake=wake)
         self._known = {
             link.name: Known(self._lanes[link.name], clock, limit_s=link.limit_s)
@@ -104,7 +107,6 @@ class Tiers:
             Source(lane=self._lanes[link.name], limit_s=link.limit_s, holds=partial(self._holds, link.name))
             for link in links
         ]
-        limit = int(self._pool.capacity * FLIGHT_SHARE)
         self._loads = Loads(self._pool, sources, clock, limit_bytes=limit)
         targets = [
             Target(

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from treadle.conf.load import compose
 from treadle.graph.resolve import resolve
-from treadle.serve.commands.memory import run
+from treadle.serve import running
+from treadle.serve.commands.memory import ask, run
 
 
 def printed(*overrides: str) -> str:
@@ -47,6 +48,21 @@ def test_what_fits_follows_the_arena(page_tokens):
     tokens = numbers(text, "tokens in the arena")[-1]
     assert (1 << 30) - 2 * page_tokens * token_bytes <= tokens * token_bytes <= 1 << 30
     assert numbers(text, "that the arena holds at once")[-1] == tokens // 1024
+
+
+def test_names_are_printed_as_they_are():
+    assert "[/x] (qwen3, " in printed("model.name='[/x]'")
+
+
+def test_what_a_server_calls_things_is_printed_as_it_is(monkeypatch):
+    labels = frozenset({("kind", "[/x]")})
+    values = {name: {labels: 256.0} for name in ("treadle:state_planned_bytes", "treadle:state_used_bytes")}
+    values["vllm:kv_offload_tiering_used_bytes"] = {frozenset({("tier", "[/y]")}): 1024.0}
+    monkeypatch.setattr(running, "read_metrics", lambda *_: running.Samples("[/m]", values))
+    console = Console(file=io.StringIO(), width=200)
+    assert ask(compose([]), console, "http://[::1]:8000") == 0
+    for text in ("[/m] at http://[::1]:8000", "[/x]", "[/y]"):
+        assert text in console.file.getvalue()
 
 
 def test_a_known_bandwidth_bounds_the_speed():

@@ -154,6 +154,11 @@ def test_an_instant_store_is_asked_at_once_and_may_fail() -> None:
         store.failing = {"lookup"}
         assert list(lane.peek([key(1), key(2)])) == [False, False]
         assert lane.stats["lookup"].errors == 1
+        store.lookup = lambda keys: [True]  # type: ignore[method-assign]
+        assert list(lane.peek([key(1), key(1)])) == [False, False]
+        assert lane.last_error == "ValueError: 1 outcomes for 2 keys"
+        store.usage = lambda: None  # type: ignore[method-assign, assignment, return-value]
+        assert lane.usage() == (0, 0)
 
 
 def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_closing() -> None:

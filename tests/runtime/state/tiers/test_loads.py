@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
-from tiers_engine import SIZE, Clock, DictStore, Engine, engine, key, link, located, page, until
+import pytest
+from tiers_engine import SIZE, UNITS, Clock, DictStore, Engine, engine, key, link, located, page, until
 
-from treadle.runtime.state.tiers.ticket import Where
+from treadle.runtime.state.tiers.ticket import Object, Where
 
 
 def fill(e: Engine, *stores: DictStore, objects: int = 12) -> None:
@@ -90,3 +92,29 @@ def test_what_a_store_had_not_begun_in_time_is_asked_of_the_next() -> None:
         clock.now += 2.0
         assert e.finish(ticket) == [False] * 6 + [True] * 6
         gate.set()
+
+
+@pytest.mark.parametrize("host", [4, 7])
+def test_a_store_that_hangs_leaves_others_room_in_a_small_pool(host: int) -> None:
+    first, second, gate, clock = DictStore(), DictStore(), threading.Event(), Clock()
+    links = [replace(link(first, "first", 2.0), readers=4), link(second, "second", 2.0)]
+    with engine(*links, clock=clock, host=host) as e:
+        fill(e, first, second)
+        first.gates["load"] = gate
+        ticket = e.tiers.prefetch([page(n) for n in range(6)])
+        until(lambda: ("load", 1) in first.calls, e.tiers)
+
+        def done() -> bool:
+            clock.now += 0.1
+            return ticket.done
+
+        until(done, e.tiers)
+        e.tiers._known["first"].note([key(7), key(8)], False)
+        assert e.fetch(7, 8) == [True, True]
+        gate.set()
+
+
+def test_an_object_that_is_here_in_another_length_is_a_miss() -> None:
+    with engine(link(DictStore())) as e:
+        assert e.sink(1) == [True]
+        assert e.finish(e.tiers.fetch([Object(key(1), "page", 50 * UNITS, SIZE // 2)])) == [False]
