@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment, PassesConfig
 from treadle.conf.secret import opens
 from treadle.conf.size import parse_bytes, parse_share
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+"""The parameters of requests that ``model.sampling`` may give a default."""
 
 
 def check(deployment: Deployment) -> Deployment:
@@ -65,6 +68,7 @@ def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
 
 def _check_model(deployment: Deployment) -> None:
     model = deployment.model
+    _check_sampling(model.sampling)
     _check_patterns("model.allow_unused", model.allow_unused)
     _check_patterns("model.allow_missing", model.allow_missing)
     if model.weights == "dummy" and model.path is None and model.package is None and not model.config:
@@ -79,6 +83,15 @@ def _check_model(deployment: Deployment) -> None:
             key="model.path",
             nearest=["model=hf model.path=DIR"] + (["model.weights=dummy"] if model.config else []),
         )
+
+
+def _check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a name that no parameter with a default has; values are for who knows the model."""
+    for name, value in sampling.items():
+        if name not in SAMPLING:
+            close = [f"model.sampling.{other}" for other in nearest(name, SAMPLING)]
+            hint = f"those with a default: {', '.join(SAMPLING)}"
+            raise ConfigError("no such default", key=f"model.sampling.{name}", value=value, nearest=close, hint=hint)
 
 
 def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:

@@ -30,15 +30,22 @@ class ConfigError(ValueError):
             parts.append(hint)
         super().__init__("; ".join(parts))
 
-    def within(self, file: Path) -> ConfigError:
-        """Return the same error, saying which file holds the mistake."""
-        hint = "; ".join(part for part in (self.hint, f"in {file}") if part)
+    def saying(self, more: str) -> ConfigError:
+        """Return the same error with one more hint."""
+        hint = "; ".join(part for part in (self.hint, more) if part)
         return ConfigError(self.problem, key=self.key, value=self.value, nearest=self.nearest, hint=hint)
 
+    def within(self, file: Path) -> ConfigError:
+        """Return the same error, saying which file holds the mistake."""
+        return self.saying(f"in {file}")
 
-def nearest(word: str, choices: Iterable[str], count: int = 1) -> tuple[str, ...]:
-    """Return up to ``count`` of ``choices`` that look like ``word``, best first; empty if none does."""
-    return tuple(difflib.get_close_matches(word, list(choices), n=count, cutoff=0.5))
+
+def nearest(word: str, choices: Iterable[str], count: int = 1, likeness: float = 0.5) -> tuple[str, ...]:
+    """Return up to ``count`` of ``choices`` that look like ``word``, best first; empty if none does.
+
+    ``likeness``: from 0, nothing in common, to 1, equal; where ``choices`` are many short words, half is by chance.
+    """
+    return tuple(difflib.get_close_matches(word, list(choices), n=count, cutoff=likeness))
 
 
 def sibling(path: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 
 from hydra import compose as hydra_compose
@@ -20,7 +21,7 @@ from yaml import YAMLError
 
 from treadle.conf.check import check
 from treadle.conf.errors import ConfigError, sibling
-from treadle.conf.override import check_overrides, unknown_key, wrong_type
+from treadle.conf.override import PRESET, check_overrides, unknown_key, wrong_type
 from treadle.conf.schema import Deployment, PackageConfig
 
 CONFIG_MODULE = "treadle.conf"
@@ -40,8 +41,11 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         except (HydraException, OmegaConfBaseException) as error:
             found, file = _translate(error), _file_at_fault(error, config_dir)
             raise (found if file is None else found.within(file)) from error
-        except YAMLError as error:
-            raise ConfigError(f"not YAML: {' '.join(str(error).split())}") from error
+        except (YAMLError, OSError) as error:
+            files = [file for text in overrides if (file := _file_of(text.replace("=", "/"), config_dir)) is not None]
+            problem = "not YAML" if isinstance(error, YAMLError) else "not a file of keys"
+            where = ", ".join(map(str, files)) or None
+            raise ConfigError(f"{problem}: {' '.join(str(error).split())}", key=where) from error
     return from_tree(tree, config_dir)
 
 
@@ -123,7 +127,15 @@ def _ready(overrides: Sequence[str], config_dir: str | Path | None, *, sweep: bo
         loader = GlobalHydra.instance().config_loader()
         return loader.get_group_options(group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search)
 
-    return [*search, *check_overrides(overrides, options, typed_tree(), sweep=sweep)]
+    ready = check_overrides(overrides, options, typed_tree(), sweep=sweep)
+    for text in ready:
+        group, _, choice = text.partition("=")
+        file = _file_of(f"{group}/{choice}", config_dir)
+        if file is not None and (resources.files(CONFIG_MODULE) / group / file.name).is_file():
+            raise ConfigError(
+                "treadle has one of that name, which wins", key=group, value=choice, hint=f"rename {file}"
+            )
+    return [*search, *ready]
 
 
 def _search_path(config_dir: Path) -> str:
@@ -145,10 +157,13 @@ def _writable(tree: DictConfig) -> None:
 def _file_at_fault(error: Exception, config_dir: str | Path | None) -> Path | None:
     """Return the file of ``config_dir`` that Hydra says it was merging; None if it says none, or one of treadle's."""
     merging = re.match(r"In '([^']+)'", str(error))
-    if merging is None or config_dir is None:
-        return None
-    file = Path(config_dir) / f"{merging[1]}.yaml"
-    return file if file.is_file() else None
+    return None if merging is None else _file_of(merging[1], config_dir)
+
+
+def _file_of(choice: str, config_dir: str | Path | None) -> Path | None:
+    """Return the file of ``config_dir`` for a choice, ``kv/mine``; None if it has none."""
+    file = None if config_dir is None else Path(config_dir) / f"{choice}.yaml"
+    return file if file is not None and file.is_file() else None
 
 
 def _translate(error: Exception) -> ConfigError:
@@ -162,7 +177,10 @@ def _translate(error: Exception) -> ConfigError:
         return ConfigError(f"a YAML file cannot be used: {first}")
     key, problem = cause.full_key or where, str(cause).splitlines()[0]
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        if key == PRESET:
+            problem = "its keys are of all groups, which the first line of its file must say"
+            return ConfigError(problem, key=where.replace("/", "="), hint="write there: # @package _global_")
         return unknown_key(key)
-    if isinstance(cause, ValidationError):
-        return wrong_type(key, problem)
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return wrong_type(key, "null" if "'None'" in problem else cause.value)
     return ConfigError(problem, key=key)

@@ -65,9 +65,9 @@ def from_lock(path: str | Path, overrides: Sequence[str] = ()) -> Deployment:
     try:
         tree.merge_with(lock.deployment)
     except (ConfigKeyError, ConfigAttributeError) as error:
-        raise unknown_key(error.full_key or "") from error
+        raise unknown_key(error.full_key or "").within(Path(path)) from error
     except OmegaConfBaseException as error:
-        raise wrong_type(error.full_key or "", str(error).splitlines()[0]) from error
+        raise wrong_type(error.full_key or "", error.value).within(Path(path)) from error
     deployment = from_tree(tree)
     if fingerprint(deployment) != lock.fingerprint:
         raise ConfigError(

@@ -20,6 +20,7 @@ PRESET = "preset"
 OPTIONAL = (PRESET, "bench")
 """groups of which no choice is made unless somebody asks"""
 _FREE = "*"
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 def schema_keys() -> dict[str, Any]:
@@ -83,12 +84,20 @@ def check_overrides(
             # Hydra knows null in a defaults list only, where it stands for these already: it undoes what came before.
             ready = [one for one in ready if not one.startswith(f"{key}=")]
         elif key in GROUPS or key == PRESET:
+            if override.is_delete() and key not in OPTIONAL:
+                hint = f"choose another: {', '.join(f'{key}={name}' for name in options(key))}"
+                raise ConfigError("a deployment needs one of this group", key=f"~{key}", hint=hint)
             for value in values:
                 _check_choice(key, value, options(key))
             ready.append(text)
         else:
             ready.append(_check_key(text, override, values, keys, schema))
     return ready
+
+
+def _is_free(key: str) -> bool:
+    """Whether ``key`` is a free mapping of the schema, or inside of one."""
+    return any(name.endswith(_FREE) and f"{key}.".startswith(name[:-1]) for name in schema_keys())
 
 
 def unknown_key(key: str) -> ConfigError:
@@ -118,10 +127,11 @@ def unknown_choice(group: str, value: object, choices: Sequence[str]) -> ConfigE
     return ConfigError("no such choice", key=group, value=value, nearest=close, hint=hint)
 
 
-def wrong_type(key: str, problem: str = "wrong type", value: object = None) -> ConfigError:
-    """Return the error for a value that is not of its key's type."""
+def wrong_type(key: str, value: object = None) -> ConfigError:
+    """Return the error for a value that is not of its key's type; None: it is not known."""
     hint = schema_keys().get(key)
-    return ConfigError(problem, key=key, value=value, hint=f"it takes {describe(hint)}" if hint is not None else "")
+    takes = f"it takes {describe(hint)}" if hint is not None else ""
+    return ConfigError("wrong type", key=key, value=value, hint=takes)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -140,8 +150,38 @@ def parse_override(text: str) -> Override:
                 hint="see treadle --help",
             ) from None
         key, _, value = text.partition("=")
+        name = key.lstrip("+~")
+        if name not in (*GROUPS, *OPTIONAL, *schema_keys()) and not _is_free(name) and not name.startswith("hydra."):
+            raise unknown_key(name) from None
+        closed = value + _closing(value)
+        if closed != value and _is_readable(f"{key}={closed}"):
+            problem = f"lacks {closed.removeprefix(value)} at its end"
+            raise ConfigError(problem, key=key, value=value, nearest=[f"'{key}={closed}'"]) from None
         hint = f"quote it for the shell and for YAML: '{key}=\"{value}\"'"
         raise ConfigError("cannot read the value", key=key, value=value, hint=hint) from None
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException:
+        return False
+    return True
+
+
+def _closing(value: str) -> str:
+    """Return the brackets and the quote that are open at the end of ``value``."""
+    closing, quote = "", ""
+    for char in value:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in _BRACKETS:
+            closing = _BRACKETS[char] + closing
+        elif closing.startswith(char):
+            closing = closing[1:]
+    return quote + closing
 
 
 def _check_choice(group: str, value: Any, choices: Sequence[str]) -> None:
@@ -155,20 +195,19 @@ def _check_choice(group: str, value: Any, choices: Sequence[str]) -> None:
 def _check_key(text: str, override: Override, values: list[Any], keys: dict[str, Any], schema: Any) -> str:
     """Return ``text`` as Hydra needs it, after trying each value on the typed tree."""
     key = override.key_or_group
-    free = next((name for name in keys if name.endswith(_FREE) and f"{key}.".startswith(name[:-1])), None)
-    if free is not None:
-        plain = text.lstrip("+")
-        return text if override.is_delete() else f"++{plain}"
-    if key not in keys:
+    plain, free = text.lstrip("+"), _is_free(key)
+    if not free and key not in keys:
         raise unknown_key(key)
     if override.is_delete():
+        if free:
+            return text
         raise ConfigError("a key of the schema cannot be deleted", key=f"~{key}", hint=f"set it: {key}=...")
-    hint = keys[key]
-    if values == ["auto"] and type(None) in _alternatives(hint) and str not in _alternatives(hint):
-        return f"{key}=null"
-    for value in values:
+    for value in values if key in keys else ():
+        hint = keys[key]
+        if values == ["auto"] and type(None) in _alternatives(hint) and str not in _alternatives(hint):
+            return f"{key}=null"
         try:
             OmegaConf.update(schema.copy(), key, value, merge=True)
         except OmegaConfBaseException:
-            raise wrong_type(key, value=value) from None
-    return text.lstrip("+")
+            raise wrong_type(key, "null" if value is None else value) from None
+    return f"++{plain}" if free else plain

@@ -200,8 +200,8 @@ class HardwareConfig:
     memory: str = field(
         default="auto",
         metadata=_about(
-            "bytes that weights, arena and workspace may take together, or a share of the device's: 90%; auto: what the"
-            " machine has",
+            "bytes that all of a plan may take together, or a share of the device's: 90%; auto: 95 % of a GPU's, and of"
+            " main memory all but what the system needs, 512MiB and a 32nd",
             size=True,
             share=True,
         ),

@@ -13,6 +13,15 @@ from pathlib import Path
 _FEATURE = re.compile(r"avx\w*|amx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|bf16|i8mm|vnni")
 
 
+SPARE_BYTES = 512 << 20
+"""Of main memory, what is left to others beside a 32nd: system, compilers, and the process that answers over HTTP."""
+
+_LIMITS = {
+    "": ("memory.max", "memory.current", "memory.stat"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
+}
+"""Controller -> files of a control group: its limit, what it uses, and how much of that are caches of files."""
+
 _CAPABILITY = (75, 76)
 """the driver's numbers of the attributes major and minor compute capability"""
 
@@ -61,8 +70,29 @@ def num_cores() -> int:
 def memory_bytes() -> int:
     """Return the memory that this process can have: the machine's, cut by the container's limit."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [*_cgroup("memory.max"), *_cgroup("memory.limit_in_bytes", "memory")]
+    limits = [limit for controller, names in _LIMITS.items() for limit in _cgroup(names[0], controller)]
     return min([size, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def usable_bytes() -> int:
+    """Return how much of ``memory_bytes`` a deployment may plan with: what others need is left out, at most an 8th."""
+    whole = memory_bytes()
+    return whole - min(whole // 8, SPARE_BYTES + whole // 32)
+
+
+def available_bytes() -> int:
+    """Return the memory that this process could take now: also what the kernel's caches give up on demand."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+        available = int(found[1]) * 1024 if found else available
+    for controller, names in _LIMITS.items():
+        for limit, used, stat in zip(*(_cgroup(name, controller) for name in names)):
+            if limit.isdigit() and used.isdigit():
+                files = re.findall(r"^(?:in)?active_file (\d+)$", stat, re.MULTILINE)
+                available = min(available, int(limit) - int(used) + sum(map(int, files)))
+    return max(0, available)
 
 
 def cpu_features() -> tuple[str, ...]:

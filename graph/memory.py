@@ -23,6 +23,7 @@ from treadle.graph.footprint import (
     table_rows,
     weight_rows,
 )
+from treadle.graph.host_memory import refuse_large_host
 from treadle.graph.layer_state import state_of
 from treadle.graph.spec import ModelSpec
 from treadle.graph.state import PagedKV, State, StateBuilder
@@ -291,6 +292,11 @@ class _Planner:
     def refuse_model(self) -> NoReturn:
         """Say what keeps even one token from fitting."""
         least = self.demand.arena_bytes(self.demand.least(1, 1))
+        bare = self.among(self.work.max_num_seqs, host=())
+        if self.work.host and bare.fits(1):
+            # What a plan without it leaves, so that what is proposed costs no sequence its length.
+            left, whole = bare.plan().free_bytes, self.work.memory_bytes
+            refuse_large_host(self.work.host, left, f"the model leaves {format_bytes(left)} of {format_bytes(whole)}")
         fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).fits(1))
         if fewer:
             raise MemoryPlanError(
@@ -298,17 +304,6 @@ class _Planner:
                 key="scheduler.max_num_seqs",
                 value=self.work.max_num_seqs,
                 nearest=[f"scheduler.max_num_seqs={fewer}"],
-            )
-        on_host = sum(row.nbytes for row in self.fixed if row.kind == "host")
-        if on_host and self.among(self.work.max_num_seqs, host=()).fits(1):
-            bare = self.among(self.work.max_num_seqs, host=())
-            length = self.work.max_len or 1
-            left = bare.room(length) - bare.demand.arena_bytes(bare.least(length))
-            raise MemoryPlanError(
-                "leaves too little for the model",
-                key="kv.host_memory",
-                value=format_bytes(on_host),
-                nearest=[f"kv.host_memory={spell_bytes(left)}" if left > 0 else "kv.host_memory=null"],
             )
         if self.work.kv_bytes is not None and self.work.kv_bytes < least:
             asked = self.demand.arena_bytes(self.least(self.work.max_len or 1))
@@ -318,7 +313,7 @@ class _Planner:
                 value=format_bytes(self.work.kv_bytes),
                 nearest=[f"kv.memory={spell_bytes(asked, up=True)}"],
             )
-        one = self.among(1)
+        one = self.among(1, host=())
         needed = sum(row.nbytes for row in (*one.fixed, *one.tables(1))) + least
         weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
         smaller = "; passes.quantize=int8 makes them smaller" if self.work.quantize == "none" else ""

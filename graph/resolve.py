@@ -32,7 +32,7 @@ from treadle.graph.checkpoint import Checkpoint
 from treadle.graph.family import family_for, known_families, load_spec
 from treadle.graph.fetch import fetch
 from treadle.graph.generation import recommended
-from treadle.graph.host_memory import host_rows, refuse_small_host, resolve_host
+from treadle.graph.host_memory import host_rows, refuse_host_beside, refuse_host_now, refuse_small_host, resolve_host
 from treadle.graph.hub_name import hub_name
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
@@ -94,38 +94,25 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
         source, spec, allow_unused=model.allow_unused, allow_missing=model.allow_missing, seed=model.seed
     )
     dtype = model.dtype if model.dtype != "auto" else choose_dtype(config, source, hardware)
-    scheduler = resolve_scheduler(deployment.scheduler, hardware.device)
-    assert scheduler.max_num_seqs is not None
-    assert scheduler.max_step_tokens is not None
-    kv = resolve_host(deployment.kv)
-    passes = resolve_passes(deployment.passes, _quantize(deployment, source, hardware))
-    plan = plan_memory(
-        spec,
-        checkpoint.weights,
-        Workload(
-            processors=bool(installed_processors()),
-            dtype=dtype,
-            quantize=passes.quantize,
-            deterministic=passes.deterministic,
-            page_tokens=deployment.kv.page_tokens,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_len=model.max_len,
-            max_step_tokens=scheduler.max_step_tokens,
-            memory_bytes=parse_bytes(hardware.memory),
-            kv_bytes=None if deployment.kv.memory == "auto" else parse_bytes(deployment.kv.memory),
-            checkpoints=_checkpoints(kv),
-            device=hardware.device,
-            host=host_rows(kv),
-        ),
+    chosen = replace(
+        deployment,
+        kv=resolve_host(deployment.kv),
+        hardware=hardware,
+        passes=resolve_passes(deployment.passes, _quantize(deployment, source, hardware)),
+        scheduler=resolve_scheduler(deployment.scheduler, hardware.device),
     )
+    plan = plan_memory(spec, checkpoint.weights, _workload(chosen, dtype))
     _refuse_cut(deployment, plan)
-    refuse_small_host(kv, plan.state)
+    refuse_small_host(chosen.kv, plan.state)
+    here = machine.cuda_device() if hardware.device != "cpu" else None
+    if here is not None and here.name == hardware.name:
+        refuse_host_beside(plan.host)
     sampling = {**(recommended(source) if model.generation_config == "auto" else {}), **model.sampling}
     path = model.path
     if path is not None and source.revision is None:
         path = str(Path(path).expanduser().absolute())
     chosen = replace(
-        deployment,
+        chosen,
         model=replace(
             model,
             path=path,
@@ -137,13 +124,32 @@ def resolve(deployment: Deployment, on_phase: OnPhase | None = None) -> Resolved
             dtype=dtype,
             max_len=plan.max_len,
         ),
-        kv=replace(kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
-        hardware=hardware,
-        passes=passes,
-        scheduler=scheduler,
+        kv=replace(chosen.kv, memory=str(plan.arena_bytes), checkpoints=str(plan.checkpoint_bytes or plan.arena_bytes)),
         serve=_serve(deployment.serve, plan.max_len),
     )
     return Resolved(deployment=chosen, spec=spec, checkpoint=checkpoint, plan=plan)
+
+
+def _workload(deployment: Deployment, dtype: str) -> Workload:
+    """Return what a deployment, whose memory alone is left to choose, asks of the memory."""
+    kv, hardware, scheduler = deployment.kv, deployment.hardware, deployment.scheduler
+    assert scheduler.max_num_seqs is not None
+    assert scheduler.max_step_tokens is not None
+    return Workload(
+        processors=bool(installed_processors()),
+        dtype=dtype,
+        quantize=deployment.passes.quantize,
+        deterministic=deployment.passes.deterministic,
+        page_tokens=kv.page_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_len=deployment.model.max_len,
+        max_step_tokens=scheduler.max_step_tokens,
+        memory_bytes=parse_bytes(hardware.memory),
+        kv_bytes=None if kv.memory == "auto" else parse_bytes(kv.memory),
+        checkpoints=_checkpoints(kv),
+        device=hardware.device,
+        host=host_rows(kv),
+    )
 
 
 def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
@@ -153,17 +159,19 @@ def resolve_hardware(hardware: HardwareConfig) -> HardwareConfig:
     share = parse_share(hardware.memory)
     if device != "cpu" and here is None and (hardware.memory == "auto" or share is not None):
         raise ConfigError(
-            "no such device answers here, so how much memory it has must be said",
-            key="hardware.memory",
-            nearest=["hardware=h200", "hardware.memory=80GiB"],
+            "no such device answers here",
+            key="hardware.device",
+            value=device,
+            nearest=["hardware=cpu"],
+            hint="treadle memory plans for one elsewhere if told its size: hardware=h200, or hardware.memory=80GiB",
         )
-    has = machine.memory_bytes() if here is None else here.memory_bytes
+    has, usable = machine.memory_bytes(), machine.usable_bytes()
+    if here is not None:
+        has, usable = here.memory_bytes, int(here.memory_bytes * GPU_SHARE)
     if share is not None:
         memory = int(has * share)
-    elif hardware.memory != "auto":
-        memory = parse_bytes(hardware.memory)
     else:
-        memory = has if here is None else int(has * GPU_SHARE)
+        memory = usable if hardware.memory == "auto" else parse_bytes(hardware.memory)
     features, name = hardware.features, hardware.name
     if features is None:
         features = machine.cpu_features() if device == "cpu" else () if here is None else (here.capability,)
@@ -222,33 +230,28 @@ def _content(model: ModelConfig, source: Source) -> str:
 
 def refuse_elsewhere(resolved: Resolved) -> None:
     """Raise ConfigError if the deployment was planned for other hardware than this process can run on."""
-    hardware, needed = resolved.deployment.hardware, resolved.plan.total_bytes
+    hardware, plan = resolved.deployment.hardware, resolved.plan
     if hardware.device == "cpu":
-        have, what = machine.memory_bytes(), "this machine"
+        have, what = machine.usable_bytes(), "this machine has {} beside what the system needs"
     else:
         device = machine.cuda_device()
         if device is None:
             raise ConfigError(
-                "no such device answers here; a plan can be made for it",
+                "no such device answers here",
                 key="hardware.device",
                 value=hardware.device,
-                nearest=["hardware=cpu", "treadle memory"],
+                nearest=["hardware=cpu"],
+                hint="treadle memory plans for one elsewhere",
             )
-        have, what = device.memory_bytes, device.name
-        on_host = sum(row.nbytes for row in resolved.plan.host)
-        if on_host > machine.memory_bytes():
-            raise ConfigError(
-                f"the plan takes {format_bytes(on_host)} of main memory, this machine has"
-                f" {format_bytes(machine.memory_bytes())}",
-                key="kv.host_memory",
-                nearest=["kv.host_memory=50%"],
-            )
-    if needed > have:
+        have, what = device.memory_bytes, f"{device.name} has {{}}"
+        refuse_host_beside(plan.host)
+    if plan.total_bytes > have:
         raise ConfigError(
-            f"the plan takes {format_bytes(needed)}, {what} has {format_bytes(have)}",
+            f"the plan takes {format_bytes(plan.total_bytes)}, {what.format(format_bytes(have))}",
             key="hardware.memory",
             nearest=["hardware.memory=auto"],
         )
+    refuse_host_now(plan.rows, plan.host)
 
 
 def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:

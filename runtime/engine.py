@@ -237,6 +237,9 @@ class Engine:
 
     def stats(self) -> Stats:
         """Return gauges and counters, a copy."""
+        if not self.has_work:
+            # No step does: what stores finish, and pins that end, on an engine that nobody asks anything.
+            self._memory.poll(())
         scheduler, stats = self._scheduler, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)

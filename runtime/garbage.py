@@ -44,7 +44,7 @@ class Garbage:
         gc.unfreeze()
 
     def look(self, *, idle: bool) -> None:
-        """Look at all if it is time; ``idle``: nothing runs that would wait."""
+        """After a step, look at all if it is time; ``idle``: nothing runs that would wait."""
         if self._clock() - self._looked >= (IDLE_S if idle else BUSY_S):
             gc.collect()
             self._looked = self._clock()

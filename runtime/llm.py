@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -53,10 +54,11 @@ class LLM:
         deployment = compose(
             [*chosen, *llm_overrides(keywords, None if model is None else str(model)), *overrides], config_dir
         )
-        from treadle.graph.resolve import resolve
+        from treadle.graph.resolve import refuse_elsewhere, resolve
 
         with PhaseBars() as bars:
             resolved = resolve(deployment, bars)
+        refuse_elsewhere(resolved)
         self._open(*_build(resolved, load_tokenizer(resolved.source, resolved.deployment.model.sampling)))
 
     @classmethod
@@ -248,7 +250,12 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * num_prompts
-        return _one_each("sampling_params", given, num_prompts)
+        params: Sequence[SamplingParams] = _one_each("sampling_params", given, num_prompts)
+        wrong = [each for each in params if not isinstance(each, SamplingParams)]
+        if wrong:
+            message = f"{reprlib.repr(wrong[0])} is no SamplingParams; SamplingParams(temperature=0) makes some"
+            raise RequestError(message, "sampling_params")
+        return params
 
     def _template(self, source: str | None) -> ChatTemplate:
         facts = self._tokenizer.facts

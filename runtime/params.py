@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,8 +20,11 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 16
 MIN_REPETITION = 0.01
+LEAST = math.ulp(0.0)
+"""the limit of what must be more than 0"""
 MAX_BIAS = 1000
 """a larger one forbids or forces a token, which others do better"""
+PROCESSORS_TAKE = "names of installed processors with their arguments: {'name': {}}"
 
 
 class RequestError(ValueError):
@@ -37,26 +42,19 @@ class ParamsMeta(msgspec.StructMeta):
         """Return the parameters. Raises RequestError for a name that is none, or a value that is not supported."""
         if values:
             raise RequestError("sampling parameters are given by name: SamplingParams(temperature=0.8)")
-        given = {
-            name: value
-            for name, value in keywords.items()
-            # None is what leaving out is, but for max_tokens.
-            if not asks_nothing(name, value, NEUTRAL_PARAMS)
-            and (value is not None or name == "max_tokens" or name not in cls.__struct_fields__)
-        }
-        for name, value in given.items():
-            if name in NEUTRAL_PARAMS:
-                takes = " or ".join(map(repr, NEUTRAL_PARAMS[name] or (None,)))
-                raise RequestError(f"{name}={value!r} is not supported yet; {name} takes {takes}", name)
-            if name not in cls.__struct_fields__:
-                close = nearest(name, [*cls.__struct_fields__, *NEUTRAL_PARAMS])
-                hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(cls.__struct_fields__)}"
-                raise RequestError(f"{name} is not a sampling parameter{hint}", name)
+        given = {}
+        for name, value in keywords.items():
+            if name in _TYPES:
+                # None is what leaving out is, but for max_tokens.
+                if value is not None or name == "max_tokens":
+                    given[name] = value
+            elif not asks_nothing(name, value, NEUTRAL_PARAMS):
+                raise _refusal(name, value)
         return super().__call__(**given)
 
 
 class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
-    """Parameters of one request. Raises RequestError (field named) from ``check``.
+    """Parameters of one request. Raises RequestError that names the field, its value and what it takes.
 
     Scripts may set fields until they hand them over: a request has its own, which never change.
     """
@@ -124,20 +122,18 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
             if isinstance(given, list | set | frozenset | range):
                 force_setattr(self, name, tuple(given))
         if isinstance(self.logit_bias, Mapping):
-            force_setattr(self, "logit_bias", {_whole(key): value for key, value in self.logit_bias.items()} or None)
-        processors: object = self.logits_processors
-        if isinstance(processors, list | tuple) and all(isinstance(name, str) for name in processors):
-            processors = dict.fromkeys(processors)
-        if isinstance(processors, Mapping):
-            force_setattr(self, "logits_processors", {name: each or {} for name, each in processors.items()} or None)
-        elif not processors:
-            force_setattr(self, "logits_processors", None)
-        else:
-            raise RequestError(
-                "logits_processors takes names of installed processors with their arguments: {'name': {}};"
-                " a function is installed as an entry point of treadle.logits_processors",
-                "logits_processors",
-            )
+            force_setattr(self, "logit_bias", dict(map(_bias, self.logit_bias.items())) or None)
+        if self.logits_processors is not None:
+            force_setattr(self, "logits_processors", _processors(self.logits_processors) or None)
+        for name, (kinds, item, _) in _TYPES.items():
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                force_setattr(self, name, _number(name, value, kinds))
+            elif item is not None and value and not {*map(type, value)} <= {item}:
+                wrong = next(each for each in value if type(each) is not item)
+                raise _mistyped(name, f"{name} holds {reprlib.repr(wrong)}", wrong)
+        self._check_ranges()
+        self._check_counts()
 
     @property
     def wants_logprobs(self) -> bool:
@@ -145,100 +141,139 @@ class SamplingParams(msgspec.Struct, metaclass=ParamsMeta, kw_only=True):
         return self.logprobs is not None or self.logprob_token_ids is not None
 
     def typed(self) -> SamplingParams:
-        """Return these with every field of its declared type, which constructors do not check: 0 becomes 0.0.
+        """Return a copy, checked as at construction: fields may have been set since, and in any form.
 
         Raises: RequestError naming the field.
         """
-        # Made anew, since fields may have been set in any of the forms that the constructor takes.
-        given = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
-        try:
-            # Arguments of processors are of any type, as long as they can be sent to the engine process.
-            msgspec.msgpack.encode(given.logits_processors)
-        except (TypeError, OverflowError, RecursionError, ValueError) as error:
-            raise RequestError(f"logits_processors: {error}", "logits_processors") from error
-        try:
-            return msgspec.convert(msgspec.to_builtins(given), SamplingParams)
-        except (msgspec.ValidationError, TypeError, OverflowError) as error:
-            # msgspec ends its message with the path: ... - at `$.top_k`, `$.stop[0]` or `key in `$.logit_bias`
-            path = str(error).rpartition("`$.")[2].rstrip("`").partition("[")[0] if "`$." in str(error) else ""
-            raise RequestError(f"sampling parameter{path and f' {path}'}: {error}", path or None) from error
+        return SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
 
     def check(self, vocab: int) -> None:
-        """Raise RequestError if a value is outside its range."""
-        limits: list[tuple[str, float, float, float | None]] = [
-            ("n", self.n, 1, MAX_N),
-            ("max_tokens", self.max_tokens if self.max_tokens is not None else 1, 1, None),
-            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
-            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
-            ("temperature", self.temperature, 0.0, 100.0),
-            ("top_k", self.top_k, -1, vocab),
-            ("min_p", self.min_p, 0.0, 1.0),
-            ("min_tokens", self.min_tokens, 0, None),
-            ("logprobs", self.logprobs or 0, 0, MAX_LOGPROBS),
-            ("prompt_logprobs", self.prompt_logprobs or 0, 0, MAX_LOGPROBS),
-            ("seed", self.seed or 0, -(2**63), 2**63 - 1),
-        ]
-        for name, value, low, high in limits:
-            if high is None and not low <= value:
-                raise RequestError(f"{name}={value} is too few; it takes at least {low}", name)
-            if high is not None and not low <= value <= high:  # also refuses NaN
-                raise RequestError(f"{name}={value} is outside [{_spell(low)}, {_spell(high)}]", name)
+        """Raise RequestError if a value is beyond a model of ``vocab`` tokens."""
+        if self.top_k > vocab:
+            raise RequestError(f"top_k={self.top_k} is outside [-1, {vocab}]", "top_k")
+        for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids", "logit_bias"):
+            outside = next((i for i in getattr(self, name) or () if not 0 <= i < vocab), None)
+            if outside is not None:
+                raise RequestError(f"{name} holds {outside}, outside [0, {vocab})", name)
+
+    def _check_ranges(self) -> None:
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # also refuses NaN
+                problem = "is too few; it takes at least" if high == math.inf else "is outside"
+                raise RequestError(f"{name}={reprlib.repr(value)} {problem} {_span(name)}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", "min_tokens")
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p={self.top_p} is outside (0, 1]", "top_p")
-        if not MIN_REPETITION <= self.repetition_penalty <= 100.0:  # a smaller one would make logits infinite
-            value = self.repetition_penalty
-            span = f"[{MIN_REPETITION}, 100]"
-            raise RequestError(f"repetition_penalty={value} is outside {span}; 1 changes nothing", "repetition_penalty")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens not in range(-1, 2**31):
-            value = self.truncate_prompt_tokens
-            raise RequestError(f"truncate_prompt_tokens={value} is neither -1 nor at least 1", "truncate_prompt_tokens")
-        if self.truncate_prompt_tokens == 0:
-            raise RequestError(
-                "truncate_prompt_tokens=0 leaves no prompt; it takes at least 1", "truncate_prompt_tokens"
-            )
-        self._check_stops(vocab)
-        self._check_tokens(vocab)
+        keep = self.truncate_prompt_tokens
+        if keep is not None and keep != -1 and keep < 1:
+            raise RequestError(f"truncate_prompt_tokens={keep} is neither -1 nor at least 1", "truncate_prompt_tokens")
 
-    def _check_stops(self, vocab: int) -> None:
-        if len(self.stop) > MAX_STOPS or any(not text for text in self.stop):
+    def _check_counts(self) -> None:
+        if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(f"stop takes at most {MAX_STOPS} strings, none of them empty", "stop")
         if self.stop and not self.detokenize:
             raise RequestError("stop needs detokenize=True; stop_token_ids works without text", "stop")
-        if any(not word.strip() for word in self.bad_words):
+        if not all(map(str.strip, self.bad_words)):
             raise RequestError("bad_words takes words; one of them is empty", "bad_words")
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS or any(not 0 <= i < vocab for i in self.stop_token_ids):
-            raise RequestError(f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids in [0, {vocab})", "stop_token_ids")
-
-    def _check_tokens(self, vocab: int) -> None:
-        if self.logprob_token_ids is not None:
-            _check_ids("logprob_token_ids", self.logprob_token_ids, vocab, MAX_ASKED)
-        if self.allowed_token_ids is not None:
-            _check_ids("allowed_token_ids", self.allowed_token_ids, vocab, None)
-        for token_id, bias in (self.logit_bias or {}).items():
-            if not 0 <= token_id < vocab:
-                raise RequestError(f"logit_bias names token {token_id}, outside [0, {vocab})", "logit_bias")
-            if not abs(bias) <= MAX_BIAS:
-                raise RequestError(
-                    f"logit_bias[{token_id}]={bias} is outside [{-MAX_BIAS}, {MAX_BIAS}];"
-                    " allowed_token_ids and bad_words forbid tokens",
-                    "logit_bias",
-                )
-        if len(self.logit_bias or ()) > MAX_BIASES:
-            raise RequestError(
-                f"logit_bias has {len(self.logit_bias or ())} entries; it takes at most {MAX_BIASES}", "logit_bias"
-            )
+        for name in ("logprob_token_ids", "allowed_token_ids"):
+            if getattr(self, name) == ():
+                raise RequestError(f"{name} is empty; leave it out, or give at least one token id", name)
+        for name, most in _COUNTS.items():
+            if (count := len(getattr(self, name) or ())) > most:
+                raise RequestError(f"{name} has {count} entries; it takes at most {most}", name)
 
 
-def _check_ids(name: str, ids: tuple[int, ...], vocab: int, most: int | None) -> None:
-    if not ids:
-        raise RequestError(f"{name} is empty; leave it out, or give at least one token id", name)
-    if most is not None and len(ids) > most:
-        raise RequestError(f"{name} has {len(ids)} ids; it takes at most {most}", name)
-    outside = next((i for i in ids if not 0 <= i < vocab), None)
-    if outside is not None:
-        raise RequestError(f"{name} holds {outside}, outside [0, {vocab})", name)
+Kinds = tuple[type, ...]
+
+_NONE = type(None)
+_FORMS: dict[str, tuple[Kinds, type | None, str]] = {
+    "int": ((int,), None, "a whole number"),
+    "int | None": ((int, _NONE), None, "a whole number"),
+    "float": ((float,), None, "a number"),
+    "bool": ((bool,), None, "True or False"),
+    "tuple[str, ...]": ((tuple,), str, "texts"),
+    "tuple[int, ...]": ((tuple,), int, "token ids"),
+    "tuple[int, ...] | None": ((tuple, _NONE), int, "token ids"),
+    "dict[int, float] | None": ((dict, _NONE), int, "a number for each token id"),
+    "dict[str, dict[str, Any]] | None": ((dict, _NONE), str, PROCESSORS_TAKE),
+}
+_TYPES = {name: _FORMS[declared] for name, declared in SamplingParams.__annotations__.items()}
+"""by field: types of a value once it is in its form, the type of what it holds, and what it takes in words"""
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_N),
+    "max_tokens": (1, math.inf),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    # A smaller one would make logits infinite.
+    "repetition_penalty": (MIN_REPETITION, 100),
+    "temperature": (0, 100),
+    "top_k": (-1, math.inf),
+    "top_p": (LEAST, 1),
+    "min_p": (0, 1),
+    "min_tokens": (0, math.inf),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "seed": (-(2**63), 2**63 - 1),
+}
+_COUNTS = {"stop_token_ids": MAX_STOP_TOKENS, "logprob_token_ids": MAX_ASKED, "logit_bias": MAX_BIASES}
+
+
+def _refusal(name: str, value: object) -> RequestError:
+    if name in NEUTRAL_PARAMS:
+        takes = " or ".join(map(repr, NEUTRAL_PARAMS[name] or (None,)))
+        return RequestError(f"{name}={value!r} is not supported yet; {name} takes {takes}", name)
+    close = nearest(name, [*_TYPES, *NEUTRAL_PARAMS])
+    hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(_TYPES)}"
+    return RequestError(f"{name} is not a sampling parameter{hint}", name)
+
+
+def _span(name: str) -> str:
+    low, high = _LIMITS[name]
+    left = "(0" if low == LEAST else f"[{low}"
+    return f"{low}" if high == math.inf else f"{left}, {high}]"
+
+
+def _number(name: str, value: object, kinds: Kinds) -> float:
+    """Return a number for a field of floats as one. Raises RequestError for all else."""
+    if float in kinds and isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return float(value)
+    raise _mistyped(name, f"{name}={reprlib.repr(value)}", value)
+
+
+def _mistyped(name: str, found: str, value: object) -> RequestError:
+    limits = f" in {_span(name)}" if _LIMITS.get(name, (0, math.inf))[1] < math.inf else ""
+    return RequestError(f"{found}, of type {type(value).__name__}: it takes {_TYPES[name][2]}{limits}", name)
+
+
+def _bias(entry: tuple[object, object]) -> tuple[object, float]:
+    token_id, bias = _whole(entry[0]), entry[1]
+    if type(bias) not in (int, float) or not abs(bias) <= MAX_BIAS:  # type: ignore[arg-type]
+        raise RequestError(
+            f"logit_bias[{token_id}]={reprlib.repr(bias)} is no number in [{-MAX_BIAS}, {MAX_BIAS}];"
+            " allowed_token_ids and bad_words forbid tokens",
+            "logit_bias",
+        )
+    return token_id, float(bias)  # type: ignore[arg-type]
+
+
+def _processors(given: object) -> dict[str, dict[str, Any]]:
+    """Return processors with their arguments. Raises RequestError for what is none, or cannot be sent on."""
+    if isinstance(given, list | tuple) and all(isinstance(name, str) for name in given):
+        given = dict.fromkeys(given)
+    if not isinstance(given, Mapping) or not all(each is None or isinstance(each, Mapping) for each in given.values()):
+        raise RequestError(
+            f"logits_processors takes {PROCESSORS_TAKE};"
+            " a function is installed as an entry point of treadle.logits_processors",
+            "logits_processors",
+        )
+    try:
+        # Arguments are of any type, as long as they can be sent to the engine process.
+        msgspec.msgpack.encode(given)
+    except (TypeError, OverflowError, RecursionError, ValueError) as error:
+        raise RequestError(f"logits_processors: {error}", "logits_processors") from error
+    return {name: dict(each or {}) for name, each in given.items()}
 
 
 def _whole(key: object) -> object:
@@ -251,8 +286,3 @@ def _whole(key: object) -> object:
     if isinstance(key, str) and str(number) != key:
         raise RequestError(f"logit_bias names token {reprlib.repr(key)}, which is no token id", "logit_bias")
     return number
-
-
-def _spell(limit: float) -> str:
-    """Return a limit as it is written: whole numbers whole, however large."""
-    return f"{limit:g}" if isinstance(limit, float) else str(limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Literal
 
 import msgspec
@@ -39,7 +40,7 @@ class QueueFull(RuntimeError):
 class SessionHint(msgspec.Struct, kw_only=True, frozen=True):
     """What a client knows about the next turn of its session. Hints: they change when an answer comes, never what.
 
-    A session's latest request speaks for it.
+    A session's latest request speaks for it. Raises RequestError (field named) for opposites, and for what is no hint.
     """
 
     id: str
@@ -49,6 +50,18 @@ class SessionHint(msgspec.Struct, kw_only=True, frozen=True):
     """after the answer's end its state may leave the device at once"""
     prefetch: bool = False
     """bring the state of the prompt to the device and generate nothing"""
+
+    def __post_init__(self) -> None:
+        if type(self.id) is not str or not 1 <= len(self.id) <= MAX_SALT:
+            raise RequestError(f"id={reprlib.repr(self.id)} is not a text of 1 to {MAX_SALT} characters", "id")
+        if type(self.pin_s) not in (int, float) or not 0 <= self.pin_s <= MAX_PIN_S:
+            raise RequestError(f"pin_s={reprlib.repr(self.pin_s)} is not a number in [0, {MAX_PIN_S:g}]", "pin_s")
+        for name in ("demote", "prefetch"):
+            if type(getattr(self, name)) is not bool:
+                raise RequestError(f"{name}={reprlib.repr(getattr(self, name))} is not True or False", name)
+        if self.demote and (self.pin_s or self.prefetch):
+            other = "pin_s" if self.pin_s else "prefetch"
+            raise RequestError(f"demote gives up what {other} asks for; leave one out", "demote")
 
 
 class Request(msgspec.Struct, kw_only=True, tag=True):
@@ -107,23 +120,17 @@ def check_choice(request: Request) -> None:
 
 
 def check_cache(request: Request) -> None:
-    """Raise RequestError if the salt or the hints of a request are none, or ask for opposites."""
+    """Raise RequestError if the salt or the hints of a request are none, or leave no place for its parameters."""
     salt, session = request.cache_salt, request.session
     if salt is not None and (not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT):
         raise RequestError(f"cache_salt takes a text of 1 to {MAX_SALT} characters", "cache_salt")
     if session is None:
         return
-    if not isinstance(session.id, str) or not 1 <= len(session.id) <= MAX_SALT:
-        raise RequestError(f"session_id takes a text of 1 to {MAX_SALT} characters", "session_id")
-    if not 0 <= session.pin_s <= MAX_PIN_S:
-        message = f"cache_hints.pin_s={session.pin_s} is outside [0, {MAX_PIN_S:g}]"
-        raise RequestError(message, "cache_hints.pin_s")
-    if session.demote and (session.pin_s or session.prefetch):
-        other = "pin_s" if session.pin_s else "prefetch"
-        raise RequestError(f"cache_hints.demote gives up what {other} asks for; leave one out", "cache_hints.demote")
+    if not isinstance(session, SessionHint):
+        raise RequestError(f"session={reprlib.repr(session)} is no SessionHint", "session")
     if session.prefetch and (request.params.n != 1 or request.params.prompt_logprobs is not None):
         field = "n" if request.params.n != 1 else "prompt_logprobs"
-        raise RequestError(f"cache_hints.prefetch computes nothing, so {field} has nothing to show", field)
+        raise RequestError(f"prefetch computes nothing, so {field} has nothing to show", field)
 
 
 class Abort(msgspec.Struct, kw_only=True, tag=True):

@@ -37,6 +37,9 @@ from treadle.runtime.request import Abort, Output, Request, RequestError, Stats
 STATS_S = 0.25
 """seconds between two Stats while the engine works"""
 
+IDLE_S = 1.0
+"""seconds between two Stats while it does not: stores open, fail and finish what they save without a step"""
+
 RECEIVE_S = 0.02
 """seconds after which requests that still wait to be taken in let those that run have a step"""
 
@@ -72,7 +75,7 @@ class StepEngine(Protocol):
 class Loop:
     """Feeds one engine from one socket and sends its outputs to another, until Shutdown.
 
-    The loop polls while there is work and blocks when there is none.
+    The loop polls while there is work; when there is none it blocks, but for Stats every IDLE_S.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Loop:
     ) -> None:
         self._engine, self._garbage = engine, garbage
         self._receiver = receiver
+        receiver.setsockopt(zmq.RCVTIMEO, round(IDLE_S * 1000))
         self._sender = sender
         self._stats_due_s = 0.0
         self.step_started_s: float | None = None
@@ -92,7 +96,7 @@ class Loop:
             replies: list[Outbound] = []
             if not self._receive(replies):
                 return
-            if engine.has_work:
+            if stepped := engine.has_work:
                 self.step_started_s = time.monotonic()
                 replies += engine.step()
                 self.step_started_s = None
@@ -102,7 +106,8 @@ class Loop:
                 self._stats_due_s = now + STATS_S
             if replies:
                 self._sender.send(encode(replies))
-            self._garbage.look(idle=not engine.has_work)
+            if stepped:
+                self._garbage.look(idle=not engine.has_work)
 
     def _receive(self, replies: list[Outbound]) -> bool:
         """Hand waiting messages to the engine, as many as RECEIVE_S allows beside its work; False after Shutdown."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treadle.conf.errors import ConfigError
+from treadle.conf.origin import blame_preset
 from treadle.serve.arguments import Arguments, parse, read_words
 
 if TYPE_CHECKING:
@@ -53,17 +55,28 @@ def _main(words: list[str]) -> int:
 
         print_help(_console(), arguments.command)
         return 0 if arguments.help or not words else EXIT_USER
-    if arguments.sweep or not arguments.hydra:
-        read_words(arguments, sys.stdin)
-    if arguments.hydra:
-        from treadle.serve.hydra_flags import run_hydra
+    try:
+        return _sweep(arguments) if arguments.hydra else _once(arguments)
+    except ConfigError as error:
+        raise blame_preset(error, arguments.overrides, arguments.config_dir) from error
 
-        if arguments.sweep and arguments.command is None:
-            raise ConfigError(
-                "a sweep needs a command", key="-m", hint="for example treadle memory -m kv.page_tokens=8,16"
-            )
-        return run_hydra(arguments, lambda deployment, differs: _run_one(arguments, deployment, differs))
-    return _run(arguments, _deployment(arguments))
+
+def _once(arguments: Arguments) -> int:
+    deployment = _deployment(arguments)
+    read_words(arguments, sys.stdin)
+    return _run(arguments, deployment)
+
+
+def _sweep(arguments: Arguments) -> int:
+    """Let Hydra act on its flags, and run the command on each deployment of a sweep."""
+    from treadle.serve.hydra_flags import run_hydra
+
+    if arguments.sweep and arguments.command is None:
+        hint = "for example treadle memory -m kv.page_tokens=8,16"
+        raise ConfigError("a sweep needs a command", key="-m", hint=hint)
+    if arguments.sweep:
+        read_words(arguments, sys.stdin)
+    return run_hydra(arguments, partial(_run_one, arguments))
 
 
 def _deployment(arguments: Arguments) -> Deployment:
@@ -76,14 +89,19 @@ def _deployment(arguments: Arguments) -> Deployment:
     return compose(arguments.overrides, arguments.config_dir)
 
 
-def _run_one(arguments: Arguments, deployment: Deployment, differs: str) -> int:
-    """Run one job of a sweep; its mistakes end it, not the sweep."""
+def _run_one(arguments: Arguments, deployment: Callable[[], Deployment], overrides: Sequence[str]) -> tuple[int, bool]:
+    """Run one job of a sweep; return its exit code and whether the sweep goes on, as it does after mistakes."""
+    from treadle.serve.startup import one_of_several
+
+    assert arguments.command is not None
     console = _console()
-    console.rule(differs or "defaults", align="left")
+    console.rule(" ".join(overrides) or "defaults", align="left")
     try:
-        return _run(arguments, deployment)
+        with one_of_several():
+            code = _run(arguments, deployment())
     except ConfigError as error:
-        return _complain(error)
+        code = _complain(blame_preset(error, overrides, arguments.config_dir))
+    return code, code == EXIT_USER or not arguments.command.until_ended
 
 
 def _run(arguments: Arguments, deployment: Deployment) -> int:
@@ -92,6 +110,7 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
 
     from treadle.graph.resolve import refuse_elsewhere, resolve
     from treadle.runtime.progress import PhaseBars
+    from treadle.runtime.text.load import check_sampling
 
     command = arguments.command
     assert command is not None
@@ -100,6 +119,8 @@ def _run(arguments: Arguments, deployment: Deployment) -> int:
         return int(module.ask(deployment, _console(), **arguments.options))
     with PhaseBars() as bars:
         resolved = resolve(deployment, bars)
+    # Here, so that what plans refuses what serving would.
+    check_sampling(resolved.deployment.model.sampling, resolved.spec.vocab)
     if command.computes:
         refuse_elsewhere(resolved)
     code = module.run(resolved, _console(), **options)

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from treadle.conf.secret import opens
@@ -157,12 +158,20 @@ async def _client_left(_request: Request, _error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    method, path = request.method, request.url.path
+    routes: list[Route] = [route for route in request.app.routes if isinstance(route, Route)]
     if error.status_code == 404:
-        paths = [getattr(route, "path", "") for route in request.app.routes]
-        close = difflib.get_close_matches(request.url.path, paths, n=1)
-        message = f"there is no {request.url.path}" + (f"; did you mean {close[0]}?" if close else "")
-    return ApiError(error.status_code, message, headers=error.headers).response()
+        paths = [route.path for route in routes if method in (route.methods or ())]
+        close = difflib.get_close_matches(path, paths, n=1)
+        message = f"there is no {method} {path}" + (f"; did you mean {close[0]}?" if close else "")
+        return ApiError(404, message, code="unknown_url").response()
+    if error.status_code == 405:
+        # Of all routes with this path; each knows its own method only.
+        fits = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        allowed = sorted({each for route in fits for each in route.methods or ()})
+        message = f"{path} takes {' or '.join(allowed)}, not {method}"
+        return ApiError(405, message, code="method_not_supported", headers={"allow": ", ".join(allowed)}).response()
+    return ApiError(error.status_code, f"{method} {path}: {error.detail}", headers=error.headers).response()
 
 
 async def _internal_error(_request: Request, error: Exception) -> Response:

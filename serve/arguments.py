@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.load import model_overrides
+from treadle.conf.override import OPTIONAL, schema_keys
+from treadle.conf.schema import GROUPS
 from treadle.serve.commands import COMMANDS, Command, Option
 
 OVERRIDE = re.compile(r"[~+]{0,2}[A-Za-z_][\w./@:-]*=|~[A-Za-z_][\w./]*$", re.ASCII)
@@ -70,6 +73,10 @@ def parse(argv: Sequence[str]) -> Arguments:
             _assign(word, arguments, known)
         else:
             words.append(word)
+    for flag in ("--package", "--resolve"):
+        if flag in arguments.hydra and "--cfg" not in arguments.hydra:
+            hint = "for example --cfg job --package kv; a port is set by serve.port=8080"
+            raise ConfigError("goes with --cfg only", key=flag, hint=hint)
     if command is not None:
         defaults = {option.name: option.default for option in command.options}
         arguments.options = {**defaults, **arguments.options}
@@ -103,7 +110,7 @@ def _command(name: str) -> Command:
     for command in COMMANDS:
         if command.name == name:
             return command
-    names = [command.name for command in COMMANDS]
+    names = [*(command.name for command in COMMANDS), "version"]
     raise ConfigError(
         f"no command is called {name}",
         nearest=nearest(name, names),
@@ -141,8 +148,36 @@ def _flag(word: str, rest: list[str], arguments: Arguments, known: dict[str, Opt
         else:
             arguments.options[option.name] = given
     else:
-        flags = [*known, *HYDRA_SWITCHES, *HYDRA_VALUES, "--help", "--version"]
-        raise ConfigError(f"no option is called {name}", nearest=nearest(name, flags), hint="see treadle --help")
+        follows = bool(rest) and not rest[0].startswith("-") and OVERRIDE.match(rest[0]) is None
+        raise _unknown_flag(name, value if equals else rest[0] if follows else "...", known)
+
+
+def _unknown_flag(name: str, value: str, known: dict[str, Option]) -> ConfigError:
+    """Return the error for a flag that is none: the key, of ours or by its name at vLLM, or the flag that is meant."""
+    flags = {flag.strip("-"): flag for flag in (*known, *HYDRA_SWITCHES, *HYDRA_VALUES, "--help", "--version")}
+    word = name.strip("-").replace("-", "_")
+    close = [flag for flag in flags.values() if flag.startswith(name)] or _as_overrides(word, value)
+    others = [command.name for command in COMMANDS if any(option.name == word for option in command.options)]
+    hint = ""
+    if not close and others:
+        hint = f"it is one of treadle {' and '.join(others)}"
+    elif not close:
+        keys = {key.rpartition(".")[2].replace("_", "-"): f"{key}={value}" for key in reversed(schema_keys())}
+        close = [flags.get(one) or keys[one] for one in nearest(name.strip("-"), [*flags, *keys], likeness=0.65)]
+        hint = "" if close else f"options: {', '.join([*known, '--help'])}; keys are set by group.key=value"
+    return ConfigError(f"no option is called {name}", nearest=close, hint=hint)
+
+
+def _as_overrides(word: str, value: str) -> list[str]:
+    """Return what a flag of this name most likely means as overrides, the alternatives if there are several."""
+    from treadle.runtime.keywords import KEYWORDS
+
+    if word == "model":
+        return [" ".join(model_overrides(value))]
+    if word in (*GROUPS, *OPTIONAL):
+        return [f"{word}={value}"]
+    keys = [key for key in schema_keys() if key.rpartition(".")[2] == word]
+    return [f"{key}={value}" for key in keys] or ([f"{KEYWORDS[word]}=..."] if word in KEYWORDS else [])
 
 
 def _assign(word: str, arguments: Arguments, known: dict[str, Option]) -> None:
@@ -150,12 +185,20 @@ def _assign(word: str, arguments: Arguments, known: dict[str, Option]) -> None:
     name, _, value = word.partition("=")
     option = known.get(f"--{name.replace('_', '-')}")
     if option is None or option in COMMON or option.kind is bool:
+        options = [one.name for one in known.values() if one not in COMMON and one.kind is not bool]
+        if name.isidentifier() and name not in (*GROUPS, *OPTIONAL):
+            close = [f"{one}={value}" for one in nearest(name, options, likeness=0.65)]
+            if close:
+                raise ConfigError("no such key", key=name, value=value, nearest=close)
         arguments.overrides.append(word)
     else:
         arguments.options[option.name] = _typed(option, name, value)
 
 
 def _typed(option: Option, name: str, text: str) -> Any:
+    if option.choices and text not in option.choices:
+        hint = f"it takes {', '.join(option.choices)}"
+        raise ConfigError("no such choice", key=name, value=text, nearest=nearest(text, option.choices), hint=hint)
     try:
         return option.kind(text)
     except ValueError:

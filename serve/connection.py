@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from treadle.serve.drain import ShuttingDownError
 from treadle.serve.errors import ApiError
 
 HEAD_S = 30.0
@@ -70,7 +71,7 @@ class Connection(HttpToolsProtocol):
             if silent:
                 min(silent, key=lambda other: other._heard_s).transport.close()
             else:
-                self._refuse(503, f"all {self._max_connections} connections of this server are in use")
+                self._refuse(ApiError(503, f"all {self._max_connections} connections of this server are in use"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -132,12 +133,12 @@ class Connection(HttpToolsProtocol):
         elif self._head_too_large:
             self._refuse_head()
         else:
-            self._refuse(400, msg)
+            self._refuse(ApiError(400, msg))
 
     def shutdown(self) -> None:
         """Close the connection, after the answer if its client waits for one."""
         if self._unanswered is not None and not self.answering:
-            self._refuse(503, "the server is shutting down")
+            self._refuse(ShuttingDownError().for_client())
         else:
             super().shutdown()
 
@@ -158,23 +159,23 @@ class Connection(HttpToolsProtocol):
             self._head_timer = None
 
     def _on_slow_head(self) -> None:
-        self._refuse(408, f"the headers of a request did not come within {HEAD_S:g} s")
+        self._refuse(ApiError(408, f"the headers of a request did not come within {HEAD_S:g} s"))
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"address and headers take at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers")
+        message = f"address and headers take at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers"
+        self._refuse(ApiError(431, message))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: ApiError) -> None:
         """Close the connection, and say why unless that would come in the middle of an answer."""
         cycle = self._unanswered
         if self.transport.is_closing():
             return
         if cycle is None or not cycle.response_started:
-            body = orjson.dumps(ApiError(status, message).body())
+            body = orjson.dumps(error.body())
+            headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
             lines = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-                "content-type: application/json",
-                f"content-length: {len(body)}",
-                "connection: close",
+                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+                *(f"{name}: {value}" for name, value in (error.headers | headers).items()),
             )
             self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
             if cycle is not None:

@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hydra
@@ -14,18 +15,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from treadle.conf.errors import ConfigError
-from treadle.conf.load import CONFIG_MODULE, CONFIG_NAME, VERSION_BASE, check_sweep, from_tree, register_schema
+from treadle.conf.load import CONFIG_MODULE, CONFIG_NAME, VERSION_BASE, check_sweep, compose, from_tree, register_schema
 from treadle.conf.schema import Deployment
 from treadle.serve.arguments import COMMON, HYDRA_SWITCHES, HYDRA_VALUES, Arguments
 from treadle.serve.commands import COMMANDS
 
-Job = Callable[[Deployment, str], int]
+Job = Callable[[Callable[[], Deployment], Sequence[str]], tuple[int, bool]]
+"""runs one deployment of a sweep, of these overrides; returns its exit code, and whether the sweep goes on"""
 
 
 def run_hydra(arguments: Arguments, job: Job) -> int:
-    """Let Hydra act on its flags and return the exit code. A sweep calls ``job`` with each deployment and what differs.
+    """Let Hydra act on its flags and return the exit code; ``job`` makes each deployment of a sweep.
 
-    Raises ConfigError for overrides that are not valid, before Hydra sees them.
+    Raises ConfigError for a configuration that is not valid, before Hydra sees it.
     """
     if arguments.lock is not None:
         raise ConfigError("a lock file is not composed", key="--lock", hint=f"leave out {arguments.hydra[0]}")
@@ -36,11 +38,16 @@ def run_hydra(arguments: Arguments, job: Job) -> int:
         overrides = arguments.overrides
     else:
         overrides = check_sweep(arguments.overrides, arguments.config_dir)
+        if not arguments.sweep:
+            compose(arguments.overrides, arguments.config_dir)
     codes: list[int] = []
 
     def task(tree: DictConfig) -> None:
-        differs = " ".join(HydraConfig.get().overrides.task)
-        codes.append(job(from_tree(tree, arguments.config_dir), differs))
+        checked = partial(from_tree, tree, arguments.config_dir)
+        code, goes_on = job(checked, list(HydraConfig.get().overrides.task))
+        codes.append(code)
+        if not goes_on:
+            raise SystemExit(0)  # Hydra lets it pass
 
     with tempfile.TemporaryDirectory(prefix="treadle-sweep-") as folder:
         # A sweep writes multirun.yaml into its directory; unless somebody wants it, it goes with the folder.

@@ -21,6 +21,7 @@ from treadle.runtime.protocol import Endpoints, Progress
 from treadle.runtime.text.prompt import Limits
 from treadle.runtime.text.tokenizer import Tokenizer
 from treadle.serve.descriptors import connection_limits
+from treadle.serve.drain import Gate, ShuttingDownError
 from treadle.serve.engine_client import EngineClient
 from treadle.serve.engine_process import EngineDiedError, EngineProcess
 from treadle.serve.folder import private_folder
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 CUT_S = 1.0
 """seconds that answers which are cut off get to reach their clients"""
+
+LOOK_S = 0.02
+"""seconds between two looks at whether all requests have ended"""
 
 LEAVE_S = 5.0
 """seconds that the engine process gets to leave before it is killed"""
@@ -179,16 +183,19 @@ class Server:
 
     async def _serve(self, service: Service) -> int:
         """Serve until a signal. Returns the exit code. Raises EngineDiedError after telling every client."""
+        from treadle.serve.app import create_app
+
         self._startup.phase("listen")
-        http = _http(service)
+        gate = Gate(create_app(service))
+        http = _http(gate, service.client.capacity)
         serving = asyncio.ensure_future(http.serve(sockets=[self._listener]))
         while not http.started:
             await asyncio.sleep(0.005)
         self._announce()
         try:
             if not await self._until(serving):
-                http.should_exit = True
-                return 0 if await self._drain(serving) else EXIT_FAILURE
+                gate.closed = True
+                return 0 if await self._drain(http, serving) else EXIT_FAILURE
             raise RuntimeError("the HTTP server stopped by itself") from serving.exception()
         except EngineDiedError as error:
             self._client.fail(error)
@@ -202,20 +209,41 @@ class Server:
             http.force_exit = True
             await asyncio.wait((serving, *http.server_state.tasks), timeout=CUT_S)
 
-    async def _drain(self, serving: asyncio.Future[None]) -> bool:
-        """Let running requests finish; False if some were cut off, by a second signal or after ``drain_s``."""
+    async def _drain(self, http: uvicorn.Server, serving: asyncio.Future[None]) -> bool:
+        """Let running requests finish; False if some were cut off, by a second signal or after ``drain_s``.
+
+        The port is open until they have finished, for the gate to refuse new ones.
+        """
         limit_s = self._plan.config.drain_s
         if self._client.in_flight:
-            self._startup.line(f"draining {self._client.in_flight} requests, for {limit_s:g} s at most")
-        waits = (serving, self._cut, self._death)
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            wait = f"waiting for {self._count()} to end, for {limit_s:g} s at most"
+            self._startup.line(f"shutting down: {wait}; Ctrl-C or another signal cuts off at once what still runs")
+        for connection in list(http.server_state.connections):
+            # Idle ones close, and requests that are still being sent are refused.
+            connection.shutdown()
+        until_s = time.monotonic() + limit_s
+        while http.server_state.tasks and time.monotonic() < until_s and not await self._ends(LOOK_S):
+            pass
+        http.should_exit = True
+        await self._ends(max(until_s - time.monotonic(), 0.0), serving)
         if self._death.done():
             raise await asyncio.to_thread(self._process.death)
         if not self._client.in_flight:
             return True
-        self._startup.line(f"cutting off {self._client.in_flight} requests")
-        self._client.end_all(EngineDiedError("the server is shutting down"))
+        why = "at the second signal" if self._cut.done() else f"after {limit_s:g} s"
+        self._startup.line(f"cutting off {self._count()} {why}")
+        self._client.end_all(ShuttingDownError())
         return False
+
+    async def _ends(self, limit_s: float, *others: asyncio.Future[None]) -> bool:
+        """Wait for the second signal, the engine's death or ``others``; False if none came in time."""
+        waits = (self._cut, self._death, *others)
+        done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+
+    def _count(self) -> str:
+        """Return how many requests run or wait, in words."""
+        return f"{self._client.in_flight} request{'s' if self._client.in_flight != 1 else ''}"
 
     async def _until(self, work: asyncio.Future[Any]) -> bool:
         """Wait for ``work``; False if a signal came first. Raises EngineDiedError if the engine's death did."""
@@ -246,11 +274,10 @@ class Server:
             waiter.set_result(None)
 
 
-def _http(service: Service) -> uvicorn.Server:
+def _http(app: Gate, capacity: int) -> uvicorn.Server:
     """Return the HTTP server, which leaves signals to us."""
     import uvicorn
 
-    from treadle.serve.app import create_app
     from treadle.serve.connection import Connection
 
     class Http(uvicorn.Server):
@@ -258,8 +285,7 @@ def _http(service: Service) -> uvicorn.Server:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    app = create_app(service)
-    limits = connection_limits(service.client.capacity)
+    limits = connection_limits(capacity)
     options = uvicorn.Config(
         app,
         http=Connection,

@@ -13,6 +13,7 @@ from typing import TypeVar
 from treadle.conf.size import body_bytes, parse_bytes
 from treadle.runtime.request import Request, RequestError
 from treadle.runtime.text.output import Delta, OutputProcessor
+from treadle.serve.drain import ShuttingDownError
 from treadle.serve.engine_client import EngineClient, Stream
 from treadle.serve.engine_process import EngineDiedError
 from treadle.serve.errors import ApiError
@@ -46,6 +47,9 @@ class Answer:
         except EngineDiedError as error:
             self._failed = True
             raise ApiError(500, str(error), code="engine_died") from error
+        except ShuttingDownError as error:
+            self._failed = True
+            raise error.for_client() from error
         delta = join([self.output.process(output) for output in outputs])
         self._observe(delta)
         if delta.abort is not None:

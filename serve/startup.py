@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+_began_s: float | None = None
+
+
+@contextmanager
+def one_of_several() -> Iterator[None]:
+    """Count the seconds of a start in here from now on: the process was there before, for another run."""
+    global _began_s
+    _began_s = time.monotonic()
+    try:
+        yield
+    finally:
+        _began_s = None
+
+
+def run_start_s() -> float:
+    """Return when this run began: with the process, or as one_of_several."""
+    return process_start_s() if _began_s is None else _began_s
 
 
 def process_start_s() -> float:
@@ -22,11 +42,11 @@ def process_start_s() -> float:
 
 
 class Startup:
-    """Phases one after another, from the start of the process; each lasts until the next one begins."""
+    """Phases one after another, from the start of the run; each lasts until the next one begins."""
 
     def __init__(self, console: Console, first: str) -> None:
         self._console = console
-        self._marks: list[tuple[str, float]] = [(first, process_start_s())]
+        self._marks: list[tuple[str, float]] = [(first, run_start_s())]
         self._end_s: float | None = None
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)

@@ -7,7 +7,7 @@ history; ``answer`` computes what they must be without engine, pages or tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -23,7 +23,7 @@ from treadle.kernels.backend.protocol import Stream
 from treadle.runtime.engine import Engine, EngineSettings
 from treadle.runtime.request import Output, Request, SamplingParams, SessionHint, spread
 from treadle.runtime.state.arena import Arena
-from treadle.runtime.state.tiers.tiers import Tiers
+from treadle.runtime.state.tiers.tiers import Link, Tiers
 
 VOCAB = 24
 PAGE_TOKENS = 4
@@ -186,13 +186,15 @@ class Bench:
         state: State = STATE,
         others: int | None = None,
         host_bytes: int = 0,
+        links: Sequence[Link] = (),
         **settings: object,
     ) -> None:
         """``captured``: steps are padded to buckets and replayed, as on a GPU.
 
         The arena holds ``num_pages`` of the first group and ``others`` of every other kind at once;
-        what leaves it has ``host_bytes``.
+        what leaves it has ``host_bytes``, and the stores of ``links`` below.
         """
+        self._links = links
         self.backend = backend = CapturingBackend() if captured else CpuBackend(threads=1)
         self.arena = make_arena(state, {0: num_pages, **dict.fromkeys(range(1, 9), others or num_pages)}, backend)
         self.model = HistoryModel(self.arena, state, poison)
@@ -225,8 +227,9 @@ class Bench:
             return None
         sizes = [pool.item_bytes for pool in self.arena.pools]
         return Tiers(
-            self.backend, self.arena.bytes, stream, host_bytes=host_bytes, sizes=sizes, model="history", layout="0"
-        )
+            self.backend, self.arena.bytes, stream, host_bytes=host_bytes, sizes=sizes, model="history", layout="0",
+            links=self._links,
+        )  # fmt: skip
 
     def add(
         self, name: str, prompt: list[int], *, eos_ids: tuple[int, ...] = (), salt: str | None = None,

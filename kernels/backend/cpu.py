@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import queue
 import statistics
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from treadle.graph.machine import cpu_name
+from treadle.graph import machine
 from treadle.kernels.backend.crew import Crew
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
 
-_CGROUP = Path("/sys/fs/cgroup")
 _TIMED_RUNS = 7
 
 
@@ -135,7 +132,7 @@ class CpuBackend:
         if threads < 1:
             raise ValueError(f"threads={threads}: a CPU backend computes with at least 1")
         self.threads = threads
-        self.version = f"{cpu_name()}, {threads} threads, torch {torch.__version__}"
+        self.version = f"{machine.cpu_name()}, {threads} threads, torch {torch.__version__}"
         torch.set_num_threads(threads)
         self._crew = None if fixed else Crew(threads)
 
@@ -188,24 +185,4 @@ class CpuBackend:
 
     def memory(self) -> MemoryFacts:
         """Return main memory, or less where the process's control group has a limit."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * page
-        available = os.sysconf("SC_AVPHYS_PAGES") * page
-        meminfo = Path("/proc/meminfo")
-        if meminfo.exists():
-            # Unlike free pages, MemAvailable counts caches that the kernel gives up on demand.
-            fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-            available = int(fields["MemAvailable"].split()[0]) * 1024
-        limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
-        if limit is not None:
-            total = min(total, limit)
-            available = min(available, max(limit - (used or 0), 0))
-        return MemoryFacts(total_bytes=total, available_bytes=available)
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a control group's file, None if there is none ("max", or no such file)."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+        return MemoryFacts(total_bytes=machine.memory_bytes(), available_bytes=machine.available_bytes())

@@ -239,7 +239,9 @@ class Restorer:
 
     def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
         """Note where the tokens up to ``restored`` came from; those behind the last page from where that was."""
-        size, places = self._page_tokens, [place or Where.HOST for place in job.places] or [Where.HOST]
+        # What was given by who had not said yet that it has it: only connectors are asked.
+        told = [Where.CONNECTOR if place is Where.PENDING else place for place in job.places]
+        size, places = self._page_tokens, [place or Where.HOST for place in told] or [Where.HOST]
         left = max(restored - job.base.end * size, 0)
         pages = -(-left // size)
         places = [*places, *[places[-1]] * (pages - len(places))][:pages]

@@ -9,8 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from treadle.conf.errors import ConfigError, nearest
-from treadle.graph.generation import RECOMMENDED
+from treadle.conf.errors import ConfigError
 from treadle.graph.source import Source
 from treadle.runtime.request import RequestError, SamplingParams
 from treadle.runtime.text.directory import tokenizer_from_directory
@@ -24,10 +23,12 @@ def load_tokenizer(source: Source, sampling: Mapping[str, Any] | None = None) ->
     """Return the tokenizer of ``source``; random weights without files get ``byte_tokenizer``.
 
     ``sampling`` are the parameters of requests that do not give them (a resolved ``model.sampling``). Raises
-    TokenizerError, naming the file or the key at fault, and ConfigError for sampling parameters that are none.
+    TokenizerError, naming the file or the key at fault, and ConfigError for values that no request may have.
     """
     tokenizer = _load(source)
-    tokenizer.facts = replace(tokenizer.facts, sampling=_supported(sampling or {}, tokenizer.vocab_size))
+    sampling = dict(sampling or {})
+    check_sampling(sampling, tokenizer.vocab_size)
+    tokenizer.facts = replace(tokenizer.facts, sampling=sampling)
     return tokenizer
 
 
@@ -40,21 +41,14 @@ def _load(source: Source) -> Tokenizer:
     return byte_tokenizer() if source.path is None else tokenizer_from_directory(source.path)
 
 
-def _supported(sampling: Mapping[str, Any], vocab: int) -> dict[str, Any]:
-    """Return the parameters that requests have. Raises ConfigError for a name or a value that none may have."""
-    known = tuple(RECOMMENDED.values())
-    for name, value in sampling.items():
-        if name not in known:
-            close = [f"model.sampling.{other}" for other in nearest(name, known)]
-            hint = f"those with a default: {', '.join(known)}"
-            raise ConfigError("no such default", key=f"model.sampling.{name}", value=value, nearest=close, hint=hint)
-    found = {name: value for name, value in sampling.items() if name in SamplingParams.__struct_fields__}
+def check_sampling(sampling: Mapping[str, Any], vocab: int) -> None:
+    """Raise ConfigError for a value of a resolved ``model.sampling`` that no request may have."""
     try:
-        SamplingParams(**{"max_tokens": None, **found}).typed().check(vocab)
+        SamplingParams(**{"max_tokens": None, **sampling}).typed().check(vocab)
     except RequestError as error:
-        key = "model.sampling" if error.field is None else f"model.sampling.{error.field}"
-        raise ConfigError(str(error), key=key, hint="model.generation_config=none takes no defaults") from None
-    return found
+        key = f"model.sampling.{error.field}" if error.field else "model.sampling"
+        hint = "model.generation_config=none leaves out what the checkpoint recommends"
+        raise ConfigError(str(error).removeprefix(f"{error.field}="), key=key, hint=hint) from None
 
 
 def byte_tokenizer() -> Tokenizer:

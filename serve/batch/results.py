@@ -23,7 +23,9 @@ class Results:
         self._target = target
         self._descriptor = descriptor
         self.done: set[str] = set()
-        """the keys of the records that have their answer"""
+        """the keys of the records that have their answer, or its error"""
+        self.failed: set[str] = set()
+        """the keys of those that have an error"""
         self._begin()
 
     def append(self, record: Record, content: Mapping[str, Any]) -> None:
@@ -35,7 +37,7 @@ class Results:
         except OSError as error:
             message = f"cannot be written: {error.strerror}"
             raise ConfigError(message, key="output", value=self._target, hint="the next start goes on") from error
-        self.done.add(record.key)
+        self._note(record.key, content)
 
     def sort(self, records: Iterable[Record]) -> None:
         """Put the lines into the order of ``records``, others behind them: at once, in place of the file."""
@@ -65,11 +67,18 @@ class Results:
         whole = 0
         for number, raw in enumerate(self._lines(), start=1):
             if raw.endswith(b"\n"):
-                self.done.add(record_key(*_identify(raw, self._target, number)))
+                self._note(record_key(*_identify(raw, self._target, number)), orjson.loads(raw))
                 whole += len(raw)
             elif not _is_part(raw):
                 _identify(raw, self._target, number)
         os.ftruncate(self._descriptor, whole)
+
+    def _note(self, key: str, content: Mapping[str, Any]) -> None:
+        self.done.add(key)
+        response = content.get("response")  # of a line in OpenAI's shape, whose own ``error`` is null then
+        status = response.get("status_code") if isinstance(response, dict) else None
+        if content.get("error") is not None or status not in (None, 200):
+            self.failed.add(key)
 
     def _lines(self) -> Iterator[bytes]:
         with self._target.open("rb") as file:

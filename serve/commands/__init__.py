@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.conf.schema import PASSES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
@@ -15,6 +17,8 @@ class Option:
     kind: type = str
     """str, int, float, or bool for a switch"""
     default: Any = None
+    choices: tuple[str, ...] = ()
+    """the only values that it takes; empty: any"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class Command:
     """an option with which no text is needed"""
     computes: bool = True
     """whether it runs the model here, so that the hardware must be this machine's"""
+    until_ended: bool = False
+    """whether it runs until a signal ends it, which then ends a sweep over it too"""
     asks: str | None = None
     """an option that names a running server. With it nothing is resolved, and instead of ``run``
     ``ask(deployment, console, **options)`` is called"""
@@ -40,7 +46,12 @@ class Command:
 
 
 COMMANDS = (
-    Command(name="serve", summary="answer over HTTP", example="treadle serve model=hf model.path=DIR serve.port=8080"),
+    Command(
+        name="serve",
+        summary="answer over HTTP",
+        until_ended=True,
+        example="treadle serve model=hf model.path=DIR serve.port=8080",
+    ),
     Command(
         name="generate",
         summary="continue one prompt, or answer a file of them: input=prompts.jsonl output=answers.jsonl",
@@ -84,7 +95,9 @@ COMMANDS = (
         summary="what each pass does to the model's graph, how long it takes and what it changes",
         computes=False,
         options=(
-            Option(name="show", summary="pass whose program to print before and after, as Python"),
+            Option(
+                name="show", summary="pass whose program to print before and after, as Python", choices=tuple(PASSES)
+            ),
             Option(name="prove", summary="check each pass numerically against the graph before it", kind=bool),
         ),
         example="treadle explain --show fuse_add_norm",

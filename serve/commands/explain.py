@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.syntax import Syntax
 from rich.table import Table
 
-from treadle.conf.errors import ConfigError, nearest
+from treadle.conf.errors import ConfigError
 from treadle.graph.machine import cuda_device
 from treadle.runtime.progress import PhaseBars
 
@@ -45,7 +45,7 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
 
     For hardware of another machine bodies are not compiled, and kernels not measured.
 
-    Raises: ConfigError if no pass is called ``show``. Returns 1 if a proof fails, else 0.
+    Raises: ConfigError if the pipeline leaves out ``show``. Returns 1 if a proof fails, else 0.
     """
     from treadle.graph.resolve import refuse_elsewhere
     from treadle.kernels.backend import open_backend
@@ -63,7 +63,8 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     sizes = lowering_sizes(resolved, backend)
     names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:
-        raise ConfigError("no such pass in this pipeline", key="--show", value=show, nearest=nearest(show, names))
+        hint = f"it has {', '.join(dict.fromkeys(names))}"
+        raise ConfigError("not a pass of this deployment's pipeline", key="--show", value=show, hint=hint)
     if not here:
         console.print(f"# no {hardware.name} here: nothing is compiled or measured", soft_wrap=True)
     lowerings: list[_Lowering] = []

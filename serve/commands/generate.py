@@ -41,8 +41,8 @@ def run(
 ) -> int:
     """Print the continuation of ``prompt`` as it comes, then how fast it came; or answer the lines of ``input``.
 
-    Returns 0. Raises: RequestError for a prompt that does not fit or an option outside its range, TokenizerError,
-    ConfigError for files that cannot be read or written.
+    Returns 0, or 1 if a line of ``input`` got an error. Raises: RequestError for a prompt that does not fit or an
+    option outside its range, TokenizerError, ConfigError for files that cannot be read or written.
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     if input is not None or output is not None:
@@ -60,8 +60,9 @@ def run(
 
 
 def answer_file(resolved: Resolved, console: Console, source: Path, target: Path, params: SamplingParams) -> int:
-    """Answer each line of ``source`` in a line of ``target``, those left out that have their answer. Returns 0.
+    """Answer each line of ``source`` in a line of ``target``, those left out that have their answer or error.
 
+    Returns 1 if a line of ``target`` is an error, of this run or of one before, else 0: a script knows by it alone.
     Lines of our own shape take from ``params`` what they do not say. Raises ConfigError, TokenizerError.
     """
     from treadle.serve.batch.records import count_records, read_records
@@ -77,9 +78,10 @@ def answer_file(resolved: Resolved, console: Console, source: Path, target: Path
         if any(record.key not in results.done for record in read_records(source, defaults)):
             _answer(resolved, served, console, results, source, defaults, total)
         else:
-            console.out(f"{target} has all {total} answers", highlight=False)  # a path is neither markup nor cut
+            errors = f", {len(results.failed)} of them errors" if results.failed else ""
+            console.out(f"{target} has all {total} answers{errors}", highlight=False)  # a path is no markup, nor cut
         results.sort(read_records(source, defaults))
-    return 0
+    return 1 if results.failed else 0
 
 
 def _answer(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from treadle.runtime.request import SamplingParams, SessionHint
+from treadle.runtime.request import RequestError, SamplingParams, SessionHint
 from treadle.serve.errors import ApiError
 from treadle.serve.openai.fields import Fields, check_known
 
@@ -143,14 +143,20 @@ class GenerationFields(Fields):
     @property
     def session(self) -> SessionHint | None:
         """Return what is known of the session, None if it has no name. Raises ApiError."""
-        name, hints = self.session_id, self.cache_hints
-        name = self.prompt_cache_key if name is None else name
-        if hints is None:
-            return None if name is None else SessionHint(id=name)
+        field = "prompt_cache_key" if self.session_id is None else "session_id"
+        name, hints = getattr(self, field), self.cache_hints
+        if name is None and hints is None:
+            return None
         if name is None:
             message = "cache_hints are about a session; name it with session_id or prompt_cache_key"
             raise ApiError(400, message, param="session_id", code="missing_required_parameter")
-        return SessionHint(id=name, pin_s=hints.pin_s, demote=hints.demote, prefetch=hints.prefetch)
+        try:
+            return SessionHint(id=name, **({} if hints is None else hints.model_dump()))
+        except RequestError as error:
+            # The hint's own field, which begins the message, has another name here.
+            its = error.field or ""
+            field = field if its == "id" else f"cache_hints.{its}"
+            raise ApiError(400, field + str(error).removeprefix(its), param=field, code="invalid_value") from error
 
     def sampling(
         self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None

@@ -109,6 +109,7 @@ def test_a_model_of_the_user_is_named_after_its_path():
         ("model=hf", "model=hf model.path=DIR"),
         ("+kv.page_token=32", "kv.page_tokens"),
         ("model.package.sha=1", "model.package.sha256"),
+        ("model.sampling.temprature=0.5", "model.sampling.temperature"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_nearest_thing_that_works(override, nearest):
@@ -135,6 +136,16 @@ def test_a_step_must_hold_every_sequence():
         ("kv=3x", "kv has default"),
         ("kv.page_tokens=8,16", "-m"),
         ("~kv.memory", "set it"),
+        ("~kv", "~kv: a deployment needs one of this group; choose another: kv=default"),
+        ("~kv=default", "~kv: a deployment needs one of this group"),
+        ("serve.port=abc", "serve.port=abc: wrong type; it takes an integer"),
+        ("serve.port=null", "serve.port=null: wrong type; it takes an integer"),
+        ("model.config=3", "model.config=3: wrong type; it takes a mapping"),
+        ("passes.order=[a,b", "passes.order=[a,b: lacks ] at its end; did you mean 'passes.order=[a,b]'?"),
+        ("model.config={a: [1", "lacks ]} at its end; did you mean 'model.config={a: [1]}'?"),
+        ("model.path='it", "lacks ' at its end"),
+        ("passes.order=[a}", "quote it"),
+        ("a=[1,2", "a: no such key"),
         ("serve.api_key=a=b,c", "quote"),
         ("nonsense", "group=choice"),
         ("model.max_len=${foo}", "foo"),
@@ -233,7 +244,9 @@ def test_a_folder_of_the_user_brings_choices_presets_and_families(tmp_path):
     ("text", "part"),
     [
         ("page_token: 3\n", "kv.page_tokens"),
-        ("page_tokens: many\n", "an integer"),
+        ("page_tokens: many\n", "kv.page_tokens=many: wrong type; it takes an integer"),
+        ("memory: null\n", "kv.memory=null: wrong type; it takes a text"),
+        ("3\n", "not a file of keys"),
         ("page_tokens: 3\n", "power of two"),
         ("page_tokens: [\n", "YAML"),
     ],
@@ -253,6 +266,23 @@ def test_a_mistake_in_a_preset_names_the_file(tmp_path):
     (tmp_path / "preset" / "p.yaml").write_text("# @package _global_\nkv:\n  page_token: 4\n")
     file = tmp_path / "preset" / "p.yaml"
     assert refused("preset=p", config_dir=tmp_path).endswith(f"did you mean kv.page_tokens?; in {file}")
+
+
+def test_a_preset_that_does_not_say_where_its_keys_belong_is_told_how(tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "p.yaml").write_text("kv:\n  page_tokens: 4\n")
+    message = refused("preset=p", config_dir=tmp_path)
+    assert message.startswith("preset=p: its keys are of all groups")
+    assert message.endswith(f"# @package _global_; in {tmp_path / 'preset' / 'p.yaml'}")
+
+
+def test_a_choice_of_the_user_that_ours_would_hide_is_refused(tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "laptop.yaml").write_text("# @package _global_\nkv: {page_tokens: 64}\n")
+    file = tmp_path / "preset" / "laptop.yaml"
+    problem = f"preset=laptop: treadle has one of that name, which wins; rename {file}"
+    assert refused("preset=laptop", config_dir=tmp_path) == problem
+    assert compose(["preset=throughput"], tmp_path).scheduler.max_num_seqs == 512
 
 
 def test_a_wrong_folder_is_named(tmp_path):

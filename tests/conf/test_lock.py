@@ -43,8 +43,11 @@ def test_an_edited_lock_file_is_refused(lock):
 
 
 def test_a_key_that_no_group_has_is_refused_in_a_lock_too(lock):
-    lock.write_text(lock.read_text().replace("page_tokens: 32", "page_token: 32"))
-    assert "kv.page_tokens" in refused(lock)
+    text = lock.read_text()
+    lock.write_text(text.replace("page_tokens: 32", "page_token: 32"))
+    assert refused(lock).endswith(f"did you mean kv.page_tokens?; in {lock}")
+    lock.write_text(text.replace("page_tokens: 32", "page_tokens: many"))
+    assert refused(lock) == f"kv.page_tokens=many: wrong type; it takes an integer; in {lock}"
 
 
 @pytest.mark.parametrize("text", ["", "a: b\n", "[1, 2]\n", "a: [\n", "lock: 99\ndeployment: {}\n"])

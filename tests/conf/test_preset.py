@@ -10,7 +10,9 @@ import yaml
 from treadle.conf.document import choices
 from treadle.conf.load import compose
 from treadle.conf.override import schema_keys
+from treadle.graph import machine
 from treadle.graph.resolve import resolve
+from treadle.serve.__main__ import main
 
 PRESETS = [name for name, _ in choices("preset")]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "presets.md"
@@ -53,6 +55,22 @@ def test_a_preset_leaves_the_model_and_the_machine_to_choose(name):
     assert resolved.deployment.hardware.name == "h200"
     assert resolved.plan.max_num_seqs == written(name)["scheduler.max_num_seqs"]
     assert resolved.plan.full_sequences >= 1
+
+
+def test_what_the_page_says_of_plans_is_so_without_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(machine, "cuda_device", lambda: None)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 16 << 30)
+    for name in PRESETS:
+        assert main(["memory", f"preset={name}"]) == (2 if name == "single-gpu" else 0)
+    hints = capsys.readouterr().err
+    assert hints.startswith("error: hardware.device=cuda: no such device answers here; did you mean hardware=cpu?")
+    named = re.findall(r"hardware[.\w]*=\w+", hints.partition("; preset=")[0])
+    assert named == ["hardware.device=cuda", "hardware=cpu", "hardware=h200", "hardware.memory=80GiB"]
+    for works in named[1:]:
+        assert main(["memory", "preset=single-gpu", works]) == 0
+    assert "preset=single-gpu hardware=h200" in PAGE.read_text()
+    assert main(["generate", "Hello", "hardware=h200"]) == 2
+    assert "did you mean hardware=cpu?; treadle memory plans for one elsewhere" in capsys.readouterr().err
 
 
 def test_what_presets_are_for():

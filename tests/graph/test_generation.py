@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tiny_model import write_model
 
+from treadle.conf.check import SAMPLING
 from treadle.conf.load import compose
 from treadle.conf.lock import from_lock, to_lock
-from treadle.graph.generation import recommended
+from treadle.graph.generation import RECOMMENDED, recommended
 from treadle.graph.resolve import resolve
 from treadle.graph.source import SourceError, open_source
 
@@ -55,6 +56,10 @@ def test_a_gguf_file_recommends_by_its_keys() -> None:
     metadata = {"general.sampling.temp": 0.60000002384, "general.sampling.top_k": 20, "general.sampling.mirostat": 2}
     source: Any = SimpleNamespace(kind="gguf", path=Path("m.gguf"), metadata=metadata)
     assert recommended(source) == {"temperature": 0.6, "top_k": 20}
+
+
+def test_the_configuration_takes_what_a_checkpoint_may_recommend() -> None:
+    assert set(RECOMMENDED.values()) == set(SAMPLING)
 
 
 @pytest.mark.parametrize("config", [[1], {"temperature": "0.6"}, {"top_k": True}])

@@ -36,6 +36,25 @@ def test_a_containers_memory_limit_counts(monkeypatch, limit, cut):
     assert machine.memory_bytes() == (1048576 if cut else whole)
 
 
+@pytest.mark.parametrize(
+    ("whole_mib", "usable_mib"), [(1024, 896), (4096, 3584), (8192, 7424), (65536, 62976), (1 << 20, (1 << 20) - 33280)]
+)
+def test_something_is_left_to_others(monkeypatch, whole_mib, usable_mib):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: whole_mib << 20)
+    assert machine.usable_bytes() == usable_mib << 20
+
+
+def test_what_is_available_is_cut_by_a_container_whose_caches_give_way(monkeypatch):
+    assert 0 < machine.available_bytes() < machine.memory_bytes()
+    files = {"memory.max": "1000000", "memory.current": "900000", "memory.stat": "anon 1\nactive_file 300000\nfile 9\n"}
+    monkeypatch.setattr(machine, "_cgroup", lambda name, controller="": [files[name]] if name in files else [])
+    assert machine.available_bytes() == 400000
+    files["memory.max"] = "max"
+    assert machine.available_bytes() > 1000000
+    files["memory.max"] = "500000"
+    assert machine.available_bytes() == 0
+
+
 def test_features_are_those_that_kernels_ask_for(monkeypatch):
     monkeypatch.setattr(machine, "_cpuinfo", lambda: "flags\t\t: fpu avx2 avx512f ht amx_bf16 fma svm avx512_bf16\n")
     assert machine.cpu_features() == ("amx_bf16", "avx2", "avx512_bf16", "avx512f", "fma")

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 from history_model import STATES, VOCAB, Bench, answer
+from tiers_engine import DictStore
+
+from treadle.runtime.request import SessionHint
+from treadle.runtime.state.tiers.ticket import Where
+from treadle.runtime.state.tiers.tiers import Link
 
 
 @pytest.mark.parametrize(("overlap", "prefix_cache"), [(True, True), (False, True), (True, False)])
@@ -59,4 +68,31 @@ def test_sessions_that_do_not_fit_the_device_are_not_computed_again() -> None:
             history[n] += bench.tokens(name)
     computed = sum(bench.model.step_tokens)
     assert computed - fresh < prompts / 100
+    bench.close()
+
+
+def test_an_engine_that_is_asked_nothing_tells_what_its_stores_do_and_that_pins_end() -> None:
+    store = DictStore(instant=True)
+    store.gates = {"open": threading.Event(), "save": threading.Event()}
+    link = Link(name="disk", store=store, where=Where.DISK, limit_s=20)
+    bench = Bench(state=STATES["hybrid"], host_bytes=1 << 20, links=[link])
+
+    def number(name: str) -> float:
+        return next(each.value for each in bench.engine.stats().tiers if each.name == f"kv_offload_tiering_{name}")
+
+    def until(reached: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not reached():
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    assert number("up") == 0
+    store.gates["open"].set()
+    until(lambda: number("up") == 1)
+    bench.add("a", [i % VOCAB for i in range(40)], max_tokens=3, session=SessionHint(id="s", pin_s=1.0))
+    bench.run()
+    assert (number("write_bytes"), bench.engine.stats().sessions_pinned) == (0, 1)
+    store.gates["save"].set()
+    until(lambda: 0 < number("write_bytes") == sum(map(len, store.kept.values())))
+    until(lambda: bench.engine.stats().sessions_pinned == 0)
     bench.close()

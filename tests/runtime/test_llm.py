@@ -157,7 +157,8 @@ def test_an_answer_is_shortened_to_the_context(llm):
         ("a", SamplingParams(logits_processors=["none"]), "no entry point .* is called 'none'"),
         ([{"text": "x"}], None, "neither 'prompt' nor 'prompt_token_ids'"),
         (["a", "b"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
-        (["a", "b"], [GREEDY, SamplingParams(top_p=2)], "top_p=2"),
+        ("a", {"temperature": 0}, r"\{'temperature': 0\} is no SamplingParams"),
+        (["a", "b"], [GREEDY, SamplingParams(top_k=VOCAB + 1)], f"top_k={VOCAB + 1}"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(llm, bench, prompts, params, message):

@@ -1,10 +1,10 @@
-"""What is made of a request that asks for several answers."""
+"""What is made of a request that asks for several answers, and which hints there may be."""
 
 from __future__ import annotations
 
 import pytest
 
-from treadle.runtime.request import Request, SamplingParams, spread
+from treadle.runtime.request import Request, RequestError, SamplingParams, SessionHint, spread
 
 
 def test_one_answer_is_the_request_itself() -> None:
@@ -26,3 +26,30 @@ def test_answers_are_one_group_with_seeds_of_their_own(seed: int | None, seeds: 
     assert [each.params.prompt_logprobs for each in requests] == [2, None, None]
     assert all((each.params.n, each.params.top_k, each.eos_ids) == (1, 4, (9,)) for each in requests)
     assert all(each.prompt == [1, 2] for each in requests)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "message"),
+    [
+        ({"id": ""}, "id", "id='' is not a text of 1 to 512 characters"),
+        ({"id": "x" * 513}, "id", "1 to 512"),
+        ({"id": 7}, "id", "id=7 is not a text"),
+        ({"pin_s": -1}, "pin_s", r"pin_s=-1 is not a number in \[0, 3600\]"),
+        ({"pin_s": float("nan")}, "pin_s", "pin_s=nan"),
+        ({"pin_s": "30"}, "pin_s", "pin_s='30' is not a number"),
+        ({"pin_s": True}, "pin_s", "pin_s=True is not a number"),
+        ({"demote": 1}, "demote", "demote=1 is not True or False"),
+        ({"prefetch": "no"}, "prefetch", "prefetch='no' is not True or False"),
+        ({"pin_s": 1, "demote": True}, "demote", "demote gives up what pin_s asks for; leave one out"),
+        ({"prefetch": True, "demote": True}, "demote", "demote gives up what prefetch asks for"),
+    ],
+)
+def test_hints_that_are_none_or_opposites_are_refused_at_construction(given, field, message) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        SessionHint(**{"id": "s", **given})
+    assert caught.value.field == field
+
+
+def test_hints_that_go_together_are_taken() -> None:
+    SessionHint(id="s", pin_s=3600, prefetch=True)
+    SessionHint(id="s" * 512, demote=True)

@@ -131,6 +131,21 @@ def test_an_idle_loop_blocks(bench):
     assert bench.outputs.poll(300) == 0
 
 
+def test_an_idle_loop_says_what_changes_without_a_step(monkeypatch):
+    monkeypatch.setattr("treadle.runtime.worker.IDLE_S", 0.05)
+    bench = Bench()
+    try:
+        for pages in (1, 2):
+            monkeypatch.setattr(bench.engine, "stats", lambda: Stats(pages_total=pages))  # noqa: B023
+            found = 0
+            while found != pages:
+                ((message,),) = [decode_outbound(bench.outputs.recv())]
+                found = message.pages_total
+        assert bench.engine.steps == 0
+    finally:
+        bench.close()
+
+
 def test_many_requests_do_not_hold_up_those_that_run(monkeypatch):
     monkeypatch.setattr("treadle.runtime.worker.RECEIVE_S", 0.0)
     bench, sent, steps = Bench(), threading.Event(), []

@@ -24,14 +24,31 @@ def test_health_and_version(server):
     assert httpx.get(f"{server.url}/version").json()["fingerprint"] == "fp_fake"
 
 
-def test_unknown_path_and_method(server):
+def test_an_unknown_path_is_told_the_nearest(server):
     answer = httpx.post(f"{server.url}/v1/chat/completion", json={})
     assert answer.status_code == 404
-    assert "/v1/chat/completions?" in answer.json()["error"]["message"]
-    answer = httpx.get(f"{server.url}/v1/completions")
-    assert answer.status_code == 405
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert answer.headers["allow"] == "POST"
+    message = "there is no POST /v1/chat/completion; did you mean /v1/chat/completions?"
+    error = {"message": message, "type": "not_found_error", "param": None, "code": "unknown_url"}
+    assert answer.json() == {"error": error}
+    # The nearest is one that takes the method: /v1/models does not.
+    assert httpx.post(f"{server.url}/v1/messages").json()["error"]["message"] == "there is no POST /v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "takes", "allow"),
+    [
+        ("GET", "/v1/completions", "POST", "POST"),
+        ("PUT", "/v1/models/fake", "GET", "GET"),
+        ("DELETE", "/ping", "GET or POST", "GET, POST"),
+        ("HEAD", "/tokenize", "POST", "POST"),
+    ],
+)
+def test_another_method_is_told_the_right_one(server, method, path, takes, allow):
+    answer = httpx.request(method, server.url + path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    message = f"{path} takes {takes}, not {method}"
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "method_not_supported"}
+    assert answer.text == "" if method == "HEAD" else answer.json() == {"error": error}
 
 
 def routes(server, headers) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from treadle.serve.engine_client import EngineClient
 def test_a_request_that_cannot_be_sent_holds_no_place(tmp_path):
     async def run():
         client = EngineClient(Endpoints(str(tmp_path)), 4)
-        params = SamplingParams(logits_processors={"mine": {"by": 2**64}})
+        params = SamplingParams()
+        params.logits_processors = {"mine": {"by": 2**64}}
         try:
             with pytest.raises(OverflowError):
                 client.submit(Request(id="r", prompt=[1], params=params))

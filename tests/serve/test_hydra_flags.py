@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from treadle.serve.__main__ import main
 from treadle.serve.hydra_flags import complete
+from treadle.serve.startup import process_start_s, run_start_s
 
 DUMMY = ["model=qwen3-0.6b", "hardware.memory=8GiB"]
 
@@ -37,6 +38,17 @@ def test_cfg_refuses_what_serve_would(capsys):
     assert "kv.page_tokens" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--cfg", "--info"])
+def test_what_is_printed_is_valid(tmp_path, capsys, flag):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "p.yaml").write_text("kv:\n  page_tokens: 4\n")
+    words = ["serve", flag, "job" if flag == "--cfg" else "defaults"]
+    assert main([*words, "model.sampling.temprature=1"]) == 2
+    assert "did you mean model.sampling.temperature?" in capsys.readouterr().err
+    assert main([*words, "--config-dir", str(tmp_path), "preset=p"]) == 2
+    assert capsys.readouterr().err.startswith("error: preset=p: its keys are of all groups")
+
+
 def test_info_shows_the_defaults(capsys):
     assert main(["serve", "--info", "defaults", "preset=laptop"]) == 0
     out = capsys.readouterr().out
@@ -54,11 +66,29 @@ def test_a_sweep_runs_the_command_for_each_value(capsys):
     assert "pages of 8 tokens" in " ".join(out.split())
 
 
-def test_a_job_that_fails_does_not_end_the_sweep(capsys):
-    assert main(["memory", "-m", *DUMMY, "kv.memory=1KiB,512MiB"]) == 2
+@pytest.mark.parametrize("values", ["kv.memory=1KiB,512MiB", "kv.page_tokens=24,16"])
+def test_a_job_that_fails_does_not_end_the_sweep(capsys, values):
+    assert main(["memory", "-m", *DUMMY, values]) == 2
     captured = capsys.readouterr()
     assert captured.out.count("what fits") == 1
-    assert captured.err.startswith("error: kv.memory")
+    assert captured.err.startswith(f"error: {values.partition('=')[0]}=")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("code", "runs"), [(0, 1), (1, 1), (2, 3)])
+def test_a_server_that_was_ended_ends_the_sweep_and_one_that_is_refused_does_not(monkeypatch, code, runs):
+    seen = []
+
+    def run(resolved, console):
+        seen.append((resolved.deployment.kv.page_tokens, run_start_s() - process_start_s()))
+        return code
+
+    monkeypatch.setattr("treadle.serve.commands.serve.run", run)
+    assert main(["serve", "-m", *DUMMY, "hardware=cpu", "kv.page_tokens=8,16,32"]) == code
+    assert [page for page, _ in seen] == [8, 16, 32][:runs]
+    starts = [start for _, start in seen]
+    assert starts == sorted(set(starts)), "each counts from its own start"
+    assert starts[0] > 0.1
 
 
 def test_a_sweep_sees_the_folder_of_the_user(tmp_path, capsys):

@@ -151,6 +151,12 @@ def test_a_prompt_may_be_piped_in(monkeypatch, words, prompt):
     assert asked[0]["prompt"] == prompt
 
 
+def test_a_key_that_is_none_is_told_before_a_prompt_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "kv.page_token=8"]) == 2
+    assert "did you mean kv.page_tokens?" in capsys.readouterr().err
+
+
 def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
     terminal = io.StringIO("Hello")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
@@ -158,6 +164,20 @@ def test_a_terminal_is_not_waited_for(monkeypatch, capsys):
         monkeypatch.setattr("sys.stdin", stdin)
         assert main(["generate", *DUMMY]) == 2
         assert "generate: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [one.name for one in COMMANDS])
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("model.sampling.temprature=0.5", "temprature=0.5: no such default; did you mean model.sampling.temperature?"),
+        ("model.sampling.temperature=-1", "temperature: -1.0 is outside [0, 100]"),
+    ],
+)
+def test_every_command_refuses_what_serving_would(monkeypatch, capsys, command, override, part):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
+    assert main([command, *DUMMY, override]) == 2
+    assert f"error: model.sampling.{part}" in capsys.readouterr().err
 
 
 def test_the_plan_needs_no_torch_and_3_seconds(tmp_path):

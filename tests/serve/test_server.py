@@ -60,10 +60,15 @@ def test_sigterm_drains(start):
     for stream in streams[:4]:
         stream.wait_tokens(20)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    server.wait_line("shutting down")
+    # New connections are taken and told; what runs shows.
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert server.gauge("vllm:num_requests_running") > 0
+    assert server.wait_exit(20) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
-    assert server.wait_exit(20) == 0
     # Four of them were still waiting for a slot.
     for stream in streams:
         stream.join()
@@ -94,7 +99,9 @@ def test_half_sent_requests_do_not_hold_up_the_exit(start):
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_exit(3) == 0
-        assert b"503 Service Unavailable" in body.recv(1000)
+        answer = body.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+        assert b'"code":"shutting_down"' in answer
     assert "Traceback" not in server.output
 
 
@@ -130,17 +137,31 @@ def test_folders_of_killed_servers_are_swept(start):
 @pytest.mark.parametrize("how", ["second signal", "drain_s"])
 def test_what_cannot_be_drained_ends_with_an_error(start, how):
     server = start(step_s=0.01, drain_s=0.5 if how == "drain_s" else 30)
+    answers = []
+    body = {"prompt": "abc", "max_tokens": 2000}
+    whole = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+    )
+    whole.start()
     stream = StreamReader(server)
     stream.wait_tokens(3)
+    server.wait_gauge("vllm:num_requests_running", 2)
     server.process.send_signal(signal.SIGINT)
     if how == "second signal":
         time.sleep(0.3)
         server.process.send_signal(signal.SIGINT)
     assert server.wait_exit(5) == 1
     stream.join()
-    last = json.loads(stream.events()[-1])
-    assert last["error"]["type"] == "server_error"
-    assert "shutting down" in last["error"]["message"]
+    cut = {"message": "the server is shutting down", "type": "server_error", "param": None, "code": "shutting_down"}
+    assert json.loads(stream.events()[-1]) == {"error": cut}
+    whole.join()
+    assert [(answer.status_code, answer.headers["retry-after"], answer.json()) for answer in answers] == [
+        (503, "1", {"error": cut})
+    ]
+    limit = "0.5" if how == "drain_s" else "30"
+    assert f"waiting for 2 requests to end, for {limit} s at most; Ctrl-C or another signal cuts off" in server.output
+    why = "after 0.5 s" if how == "drain_s" else "at the second signal"
+    assert f"cutting off 2 requests {why}" in server.output
 
 
 def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason(start):

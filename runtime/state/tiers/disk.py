@@ -8,6 +8,7 @@ be missing or torn. A torn, cut, foreign or flipped file is found by its seal wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -23,6 +24,8 @@ MAX_EVENTS = 1 << 16
 _BLOCK = 4096
 """What a file takes is a multiple of this."""
 _LAYOUT = "treadle-state-1"
+_DAMAGED = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+"""What a file system says of a file that it cannot give back as it was written."""
 
 
 class DiskStore:
@@ -63,7 +66,7 @@ class DiskStore:
             return [(self._scope, key) in self._known for key in keys]
 
     def load(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Read files of just the buffers' lengths; ones of another length are removed."""
+        """Read files of just the buffers' lengths; ones of another length, or that cannot be read, are removed."""
         return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def save(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
@@ -112,6 +115,10 @@ class DiskStore:
             whole = os.fstat(file).st_size == len(buffer) and _fill(file, buffer)
             # The order of use outlives the process as the order of these times.
             os.utime(file)
+        except OSError as error:
+            if error.errno not in _DAMAGED:
+                raise
+            whole = False
         finally:
             os.close(file)
         if not whole:

@@ -233,6 +233,8 @@ class Lane:
         stats.corrupt += outcome.corrupt
         if outcome.error:
             self.last_error = outcome.error
+        # A store that answers from memory has forgotten what was wrong; another one may offer it again and again.
+        if outcome.error and not (outcome.corrupt and self.store.instant):
             breaker.fail()
         else:
             breaker.succeed()

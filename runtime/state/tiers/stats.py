@@ -64,8 +64,8 @@ class TierStats:
     stores: dict[str, StoreStats] = field(default_factory=dict)
 
     def count_queries(self, found: Sequence[Where | None]) -> None:
-        """Count answers of ``find``."""
-        for where, count in Counter(found).items():
+        """Count answers of ``find``; where a connector is being asked it is no answer yet."""
+        for where, count in Counter(each for each in found if each is not Where.PENDING).items():
             name = "none" if where is None else where.value
             self.queries[name] = self.queries.get(name, 0) + count
 

@@ -25,7 +25,7 @@ from treadle.runtime.state.tiers.loads import Loads, Source
 from treadle.runtime.state.tiers.mover import Mover
 from treadle.runtime.state.tiers.pace import Pace
 from treadle.runtime.state.tiers.saves import Saves, Target
-from treadle.runtime.state.tiers.seal import SEAL_BYTES, namespace
+from treadle.runtime.state.tiers.seal import SEAL_BYTES, check_seal, namespace
 from treadle.runtime.state.tiers.stats import TierStats
 from treadle.runtime.state.tiers.store import Scope, Store
 from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
@@ -83,12 +83,12 @@ class Tiers:
 
         ``model`` is the checkpoint's hash, ``layout`` says everything else that the bytes' meaning depends on.
         """
-        scope = namespace(model, layout)
-        self._pool = HostPool(backend.host(host_bytes), sizes, scope=scope)
+        self._scope = namespace(model, layout)
+        self._pool = HostPool(backend.host(host_bytes), sizes, scope=self._scope)
         self.pace = Pace(clock)
         self._mover = Mover(backend, arena, self._pool.memory, stream, self.pace)
         self._woken = threading.Event()
-        opened = Scope(namespace=scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
+        opened = Scope(namespace=self._scope, memory=self._pool.view, holds=self._hold_any, offer=self._offer)
         self._links = {link.name: link for link in links}
         limit = int(self._pool.capacity * FLIGHT_SHARE)
         # A call that hangs keeps the room of an object at least: all readers of a store together leave others some.
@@ -377,8 +377,10 @@ class Tiers:
         for lane in self._local():
             if lane.peek([key])[0]:
                 buffer = memoryview(bytearray(num_bytes))
-                # The other side checks the seal.
-                yield buffer if lane.store.load([key], [buffer])[0] else None
+                whole = lane.store.load([key], [buffer])[0] and check_seal(buffer, key=key, scope=self._scope)
+                if not whole:
+                    lane.store.release([key])
+                yield buffer if whole else None
                 return
         yield None
 

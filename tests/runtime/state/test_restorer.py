@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 from array import array
 from collections.abc import Iterable
 
 import pytest
 from arenas import make_arena
 from history_model import STATES, VOCAB, Bench, answer
+from tiers_engine import DictStore
 
 from treadle.runtime.request import Abort, Request, SamplingParams
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.node import TOKEN_TYPE, Node
 from treadle.runtime.state.restorer import Restorer, _Job
-from treadle.runtime.state.tiers.ticket import Object, Ticket
+from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
+from treadle.runtime.state.tiers.tiers import Link
 
 REQUEST = Request(id="r", prompt=[1], params=SamplingParams())
 
@@ -68,6 +71,31 @@ def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.M
     assert bench.engine.stats().prefix_missed_tokens["failed"] == bench.engine._memory._restorer.failed_tokens > 0
     assert bench.engine._scheduler.heal() == {}
     bench.close()
+
+
+def test_what_a_connector_gave_before_it_said_that_it_has_it_came_from_the_connector() -> None:
+    """It is asked, and does not answer in time; the load finds out."""
+    store = DictStore()
+    prompt, counted = [(i * 5 + 1) % VOCAB for i in range(21)], []
+    for lookup in (None, threading.Event()):
+        if lookup is not None:
+            store.gates["lookup"] = lookup
+        link = Link(name="peers", store=store, where=Where.CONNECTOR, limit_s=20)
+        bench = Bench(host_bytes=1 << 18, links=[link])
+        bench.add("a", prompt, max_tokens=2)
+        bench.run()
+        assert bench.tokens("a") == answer(prompt, 2)
+        counted.append(bench.outputs["a"][0].cached_tokens)
+        queries = {
+            each.labels["tier"]
+            for each in bench.engine.stats().tiers
+            if each.name == "kv_offload_tiering_block_queries"
+        }
+        assert queries <= {"host", "connector", "none"}
+        if lookup is not None:
+            lookup.set()
+        bench.close()
+    assert counted == [{}, {"connector": 20}]
 
 
 def test_another_salt_finds_nothing() -> None:

@@ -51,9 +51,9 @@ def test_sampling_defaults_are_the_parameters_that_requests_have():
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        ({"temprature": 1}, r"model\.sampling\.temprature=1: no such .*did you mean model\.sampling\.temperature"),
-        ({"top_p": 1.5}, r"model\.sampling\.top_p: .*outside.*model\.generation_config=none"),
-        ({"temperature": "hot"}, r"model\.sampling\.temperature: "),
+        ({"temprature": 1}, r"model\.sampling\.temprature: .*did you mean temperature"),
+        ({"top_p": 1.5}, r"model\.sampling\.top_p: 1\.5 is outside.*model\.generation_config=none"),
+        ({"temperature": "hot"}, r"model\.sampling\.temperature: 'hot', of type str: it takes a number"),
     ],
 )
 def test_sampling_defaults_that_no_request_may_have_are_refused(sampling, message):

@@ -40,6 +40,21 @@ def test_what_was_written_is_known_to_the_next_run(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_errors_are_known_in_both_shapes_and_to_the_next_run(tmp_path):
+    target = tmp_path / "out.jsonl"
+    refused = {"status_code": 400, "body": {"error": {"message": "no"}}}
+    with open_results(target) as results:
+        results.append(record(1), {"id": "r1", "line": 1, "error": {"message": "no"}})
+        results.append(record(2), {"id": "r2", "line": 2, "choices": []})
+        results.append(record(3), {"id": "x", "custom_id": "r3", "line": 3, "response": refused, "error": None})
+        good = {"status_code": 200, "body": {}}
+        results.append(record(4), {"id": "y", "custom_id": "r4", "line": 4, "response": good, "error": None})
+        assert results.failed == {record(1).key, record(3).key}
+    with open_results(target) as results:
+        assert results.failed == {record(1).key, record(3).key}
+        assert len(results.done) == 4
+
+
 def test_a_line_cut_off_anywhere_is_written_again(tmp_path):
     target = tmp_path / "out.jsonl"
     write(target, 1, 2, 3)

@@ -188,7 +188,7 @@ def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys
     process.wait()
     kept = target.read_bytes().count(b"\n")
     assert 5 <= kept < 41
-    assert main(words) == 0
+    assert main(words) == 1, "a line got an error"
     answers = [json.loads(line) for line in target.read_text().splitlines()]
     assert [answer["id"] for answer in answers] == [*(f"p{i}" for i in range(40)), None]
     assert [answer["error"]["message"] for answer in answers if "error" in answer] == [answers[-1]["error"]["message"]]
@@ -197,8 +197,12 @@ def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys
     said = capsys.readouterr().out
     assert f"{kept} before" in said
     monkeypatch.setattr("treadle.runtime.build.build_engine", None)
-    assert main(words) == 0, "what is complete loads nothing"
-    assert f"{target} has all 41 answers" in capsys.readouterr().out
+    assert main(words) == 1, "what is complete loads nothing, and its errors still count"
+    assert f"{target} has all 41 answers, 1 of them errors" in capsys.readouterr().out
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    target.write_text("".join(json.dumps(answer) + "\n" for answer in answers[:-1]))
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"{target} has all 40 answers\n"
 
 
 @pytest.mark.parametrize(

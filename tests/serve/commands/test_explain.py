@@ -81,9 +81,9 @@ def test_a_shown_program_is_python_whatever_the_width() -> None:
     assert defined == ["embed", "layer0", "head"] * 2
 
 
-def test_a_pass_that_is_not_there_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean place_state"):
-        explained("passes.compile=false", show="place_stat")
+def test_a_pass_that_this_pipeline_leaves_out_is_told_those_that_it_has() -> None:
+    with pytest.raises(ConfigError, match=r"--show=compile: not a pass of this deployment's pipeline; it has .*norm"):
+        explained("passes.compile=false", show="compile")
 
 
 def test_a_deterministic_deployment_has_one_program_of_invariant_kernels(

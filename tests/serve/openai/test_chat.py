@@ -124,7 +124,7 @@ def test_a_turn_that_came_back_is_taken(server):
         ({"priority": 1}, "priority", "not supported"),
         ({"cache_salt": ""}, "cache_salt", "1 to 512"),
         ({"session_id": 5}, "session_id", "string"),
-        ({"prompt_cache_key": "x" * 513}, "session_id", "1 to 512"),
+        ({"prompt_cache_key": "x" * 513}, "prompt_cache_key", "1 to 512"),
         ({"cache_hints": {"demote": True}}, "session_id", "prompt_cache_key"),
         ({"session_id": "s", "cache_hints": True}, "cache_hints", "object"),
         ({"session_id": "s", "cache_hints": {"pin": 5}}, "cache_hints.pin", "pin_s"),

@@ -129,6 +129,28 @@ def test_a_damaged_file_is_never_taken_for_the_object(tmp_path: Path, damage: st
     assert load(store, 2) == "good"
 
 
+@pytest.mark.parametrize(("code", "forgotten"), [(errno.EIO, True), (errno.EBADMSG, True), (errno.ENOMEM, False)])
+def test_a_file_that_cannot_be_read_is_forgotten_if_it_is_the_files_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, forgotten: bool
+) -> None:
+    store = opened(tmp_path)
+    store.save([key(1), key(2)], [sealed(1), sealed(2)])
+
+    def fail(file: int, buffers: list[memoryview]) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.os, "readv", fail)
+        if forgotten:
+            assert load(store, 1) == "miss"
+        else:
+            with pytest.raises(OSError, match="allocate memory"):
+                load(store, 1)
+    assert store.lookup([key(1), key(2)]) == [not forgotten, True]
+    assert len(files(tmp_path)) == 2 - forgotten
+    assert load(store, 2) == "good"
+
+
 def test_every_flipped_bit_of_a_seal_is_noticed() -> None:
     whole = sealed(5, SEAL_BYTES + 64)
     for bit in range(8 * len(whole)):

@@ -4,13 +4,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
-from tiers_engine import Clock, DictStore, key
+from tiers_engine import Clock, DictStore, engine, key
+from tiers_engine import until as settled
 
 from treadle.runtime.state.tiers import lane as module
+from treadle.runtime.state.tiers.disk import DiskStore
 from treadle.runtime.state.tiers.lane import Lane, Work, ignore
+from treadle.runtime.state.tiers.seal import SEAL_BYTES
 from treadle.runtime.state.tiers.store import Scope
+from treadle.runtime.state.tiers.ticket import Where
+from treadle.runtime.state.tiers.tiers import Link
 
 SCOPE = Scope(
     namespace=bytes(16),
@@ -168,3 +174,48 @@ def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_cl
     assert not store.closed
     gate.set()
     until(lambda: store.closed, lane)
+
+
+@pytest.mark.parametrize("instant", [True, False])
+def test_wrong_bytes_count_against_a_store_that_may_offer_them_again(instant: bool) -> None:
+    store = DictStore(instant=instant)
+    store.kept = {key(n): bytes(SEAL_BYTES + 8) for n in range(4)}
+    with opened(store) as lane:
+        for n in range(4):
+            buffers = [key(n)], [memoryview(bytearray(SEAL_BYTES + 8))]
+            lane.submit("load", [key(n)], ignore, limit_s=20, prepare=lambda given=buffers: given)
+            until(lambda: lane.waiting == 0, lane)
+        assert lane.held_off("load") is not instant
+        assert lane.stats["load"].corrupt == (4 if instant else 3)
+        assert len(store.kept) == 4 - lane.stats["load"].corrupt
+        assert "not what had been saved" in lane.last_error
+
+
+def test_damaged_files_are_read_once_each_and_the_disk_is_used_on(tmp_path: Path) -> None:
+    """Many in a row are no reason to leave the disk alone: it would be asked for the others at every request."""
+    store, numbers = DiskStore(tmp_path, 1 << 30), range(1, 13)
+    link = Link(name="disk", store=store, where=Where.DISK, limit_s=20)
+
+    def files() -> list[Path]:
+        return [path for path in tmp_path.rglob("*") if len(path.name) == 32 and path.is_file()]
+
+    def fetch_all() -> list[bool]:
+        for n in numbers:
+            e.tiers._pool.drop(key(n))
+        return [ok for n in numbers for ok in e.fetch(n)]
+
+    with engine(link, host=32) as e:
+        assert all(e.sink(*numbers))
+        settled(lambda: len(files()) == len(numbers), e.tiers)
+        for path in files():
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert fetch_all() == [False] * len(numbers)
+        assert e.find(*numbers) == [None] * len(numbers)
+        assert files() == []
+        assert fetch_all() == [False] * len(numbers)
+        disk_stats = e.tiers.stats().stores["disk"]
+        assert (disk_stats.calls["load"].corrupt, disk_stats.calls["load"].calls) == (len(numbers), len(numbers))
+        assert not disk_stats.held_off
+        e.sink(*numbers)
+        settled(lambda: len(files()) == len(numbers), e.tiers)
+        assert fetch_all() == [True] * len(numbers)

@@ -61,6 +61,26 @@ def test_what_is_on_the_other_engines_disk_is_given_too(tmp_path: Path) -> None:
             assert e.fetch(1) == [True]
 
 
+def test_what_is_damaged_on_the_other_engines_disk_is_forgotten_there(tmp_path: Path) -> None:
+    link, store = peer(listen="127.0.0.1:0")
+    disk = Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
+    with engine(disk, link) as source:
+        source.sink(1)
+        until(lambda: source.tiers.stats().stores["disk"].num_objects == 1, source.tiers)
+        source.tiers._pool.drop(key(1))
+        (file,) = (each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > SIZE)
+        file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        until(lambda: store.server is not None, source.tiers)
+        assert store.server is not None
+        with engine(peer(peers=(f"127.0.0.1:{store.server.port}",))[0]) as e:
+            assert located(e, 1) == [Where.CONNECTOR]
+            assert e.fetch(1) == [False]
+            # It was not sent at all.
+            assert e.tiers.stats().stores["peer"].calls["load"].corrupt == 0
+        assert source.tiers.stats().stores["disk"].num_objects == 0
+        assert not file.exists()
+
+
 def test_peers_are_asked_in_turn_and_a_dead_one_costs_nothing_but_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         dead = f"127.0.0.1:{listening.getsockname()[1]}"
