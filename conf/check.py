@@ -11,7 +11,7 @@ from treadle.conf.connector import read_connectors
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment, PassesConfig
-from treadle.conf.secret import opens
+from treadle.conf.secret import is_sealed_wrongly, opens
 from treadle.conf.size import parse_bytes, parse_share
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
@@ -203,7 +203,11 @@ def _spell_order(order: Sequence[str]) -> str:
 
 
 def _check_key(api_key: str | None) -> None:
-    """Raise ConfigError for a key that an empty or blank one opens: most often a shell variable that is not set."""
+    """Raise ConfigError for a key that an empty or blank one opens, most often a shell variable that is not set, and
+    for one that nothing opens."""
+    if api_key is not None and is_sealed_wrongly(api_key):
+        hint = "behind sha256: stand 64 hexadecimal digits in lower case, as treadle lock writes them"
+        raise ConfigError("no key opens it", key="serve.api_key", value=api_key, hint=hint)
     if api_key is not None and (not api_key.strip() or opens(api_key, "")):
         raise ConfigError("empty", key="serve.api_key", value=repr(api_key), hint="serve.api_key=null: no key")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 
 _SEALED = "sha256:"
 
@@ -11,6 +12,11 @@ _SEALED = "sha256:"
 def seal(key: str) -> str:
     """Return ``sha256:HEX`` of a key; a sealed one as it is."""
     return key if key.startswith(_SEALED) else _SEALED + hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_sealed_wrongly(key: str) -> bool:
+    """Whether ``key`` begins like a sealed one and holds no hash, so that nothing would open it."""
+    return key.startswith(_SEALED) and re.fullmatch(r"[0-9a-f]{64}", key.removeprefix(_SEALED)) is None
 
 
 def opens(configured: str, given: str) -> bool:

@@ -34,6 +34,7 @@ from treadle.graph.fetch import fetch
 from treadle.graph.generation import recommended
 from treadle.graph.host_memory import host_rows, refuse_host_beside, refuse_host_now, refuse_small_host, resolve_host
 from treadle.graph.hub_name import hub_name
+from treadle.graph.local_files import refuse_unusable_files
 from treadle.graph.memory import MemoryPlan, Workload, plan_memory
 from treadle.graph.overlay import overlay, refuse_unread
 from treadle.graph.processors import installed_processors
@@ -229,7 +230,7 @@ def _content(model: ModelConfig, source: Source) -> str:
 
 
 def refuse_elsewhere(resolved: Resolved) -> None:
-    """Raise ConfigError if the deployment was planned for other hardware than this process can run on."""
+    """Raise ConfigError if the deployment was planned for other hardware, or files, than this process has here."""
     hardware, plan = resolved.deployment.hardware, resolved.plan
     if hardware.device == "cpu":
         have, what = machine.usable_bytes(), "this machine has {} beside what the system needs"
@@ -252,6 +253,7 @@ def refuse_elsewhere(resolved: Resolved) -> None:
             nearest=["hardware.memory=auto"],
         )
     refuse_host_now(plan.rows, plan.host)
+    refuse_unusable_files(resolved.deployment.kv)
 
 
 def _serve(serve: ServeConfig, max_len: int) -> ServeConfig:

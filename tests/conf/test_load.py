@@ -208,6 +208,13 @@ def test_a_key_that_an_empty_one_opens_is_refused(key):
     assert message.endswith("empty; serve.api_key=null: no key")
 
 
+@pytest.mark.parametrize("key", ["sha256:", "sha256:zz", "sha256:" + "A" * 64, "sha256:" + "0" * 63])
+def test_a_key_that_nothing_opens_is_refused(key):
+    with pytest.raises(ConfigError, match=r"serve\.api_key=sha256:.*: no key opens it; .* 64 hexadecimal"):
+        compose([f"serve.api_key='{key}'"])
+    assert compose(["serve.api_key=sha256:" + "0" * 64]).serve.api_key is not None
+
+
 def test_no_key_is_said_by_null():
     assert compose(["serve.api_key=null"]).serve.api_key is None
 
