@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = {"": 1, "b": 1} | {
@@ -40,12 +41,17 @@ def spell_bytes(count: int, *, up: bool = False) -> str:
     return str(count)
 
 
-def format_bytes(count: int) -> str:
-    """Return ``count`` bytes in the largest binary unit that leaves at least 1, for people to read: ``1.50 GiB``."""
+def format_bytes(count: int, *, up: bool = False) -> str:
+    """Return ``count`` bytes in the largest binary unit that leaves at least 1, for people to read: ``1.50 GiB``.
+
+    With ``up``, for what is needed, it is never less than ``count``.
+    """
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(value) >= 1024 and len(units) > 1:
         value /= 1024
         units.pop(0)
+    if up:
+        value = math.ceil(value * 100) / 100
     return f"{count} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from treadle.conf.errors import ConfigError
-from treadle.conf.size import format_bytes, spell_bytes
+from treadle.conf.size import format_bytes, parse_bytes, spell_bytes
 from treadle.graph.checkpoint import WeightInfo
 from treadle.graph.demand import Demand, KindPlan
 from treadle.graph.footprint import (
@@ -186,7 +186,8 @@ class _Planner:
         if longest == 0:
             self.refuse_model()
         if asked is None:
-            return (self.modest and largest(longest, self.fits_half)) or longest
+            # What grows with a length that nobody asked for takes nothing of an arena that somebody did.
+            return largest(longest, self.fits_half if self.modest else self.is_whole) or longest
         if asked <= longest:
             return asked
         if asked > self.spec.max_positions:
@@ -201,12 +202,13 @@ class _Planner:
                     value=asked,
                     nearest=[f"model.max_len={longest}"],
                 )
-        needed = self.demand.arena_bytes(self.demand.least(1, asked))
+        needed = format_bytes(self.demand.arena_bytes(self.demand.least(1, asked)), up=True)
+        shorter = largest(longest, self.is_whole)
         raise MemoryPlanError(
-            f"one such sequence needs an arena of {format_bytes(needed)}, {format_bytes(self.room(asked))} are left",
+            f"one such sequence needs an arena of {needed}, {format_bytes(self.room(asked))} are left",
             key="model.max_len",
             value=asked,
-            nearest=[f"model.max_len={longest}"],
+            nearest=[*([f"model.max_len={shorter}"] if shorter else []), self.enough(asked)],
         )
 
     def choose_arena(self, max_len: int) -> int:
@@ -249,9 +251,12 @@ class _Planner:
 
     def room(self, max_len: int) -> int:
         """Return the bytes that an arena may take when sequences may be this long."""
-        tables = self.tables(max_len)
-        left = self.work.memory_bytes - sum(row.nbytes for row in (*self.fixed, *tables))
+        left = self.work.memory_bytes - self.beside(max_len)
         return left if self.work.kv_bytes is None else min(left, self.work.kv_bytes)
+
+    def beside(self, max_len: int) -> int:
+        """Return the bytes of all but the arena."""
+        return sum(row.nbytes for row in (*self.fixed, *self.tables(max_len)))
 
     def least(self, max_len: int) -> list[int]:
         """Return the items without which nothing runs."""
@@ -297,29 +302,47 @@ class _Planner:
             # What a plan without it leaves, so that what is proposed costs no sequence its length.
             left, whole = bare.plan().free_bytes, self.work.memory_bytes
             refuse_large_host(self.work.host, left, f"the model leaves {format_bytes(left)} of {format_bytes(whole)}")
-        fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).fits(1))
+        asked = self.work.max_len or 1
+        enough = self.enough(asked)
+        fewer = largest(self.work.max_num_seqs, lambda count: self.among(count).is_whole(asked))
         if fewer:
             raise MemoryPlanError(
                 "every sequence needs a page and a row of logits, and that is more than is left",
                 key="scheduler.max_num_seqs",
                 value=self.work.max_num_seqs,
-                nearest=[f"scheduler.max_num_seqs={fewer}"],
+                nearest=[f"scheduler.max_num_seqs={fewer}", enough],
             )
         if self.work.kv_bytes is not None and self.work.kv_bytes < least:
-            asked = self.demand.arena_bytes(self.least(self.work.max_len or 1))
             raise MemoryPlanError(
-                f"even one token needs an arena of {format_bytes(least)}",
+                f"even one token needs an arena of {format_bytes(least, up=True)}",
                 key="kv.memory",
                 value=format_bytes(self.work.kv_bytes),
-                nearest=[f"kv.memory={spell_bytes(asked, up=True)}"],
+                nearest=[enough],
             )
-        one = self.among(1, host=())
-        needed = sum(row.nbytes for row in (*one.fixed, *one.tables(1))) + least
+        needed = format_bytes(self.among(1, host=()).beside(1) + least, up=True)
         weights = sum(row.nbytes for row in self.fixed if row.kind == "weights")
         smaller = "; passes.quantize=int8 makes them smaller" if self.work.quantize == "none" else ""
         raise MemoryPlanError(
-            f"the model needs {format_bytes(needed)} at least",
+            "the model does not fit with the other keys as they are",
             key="hardware.memory",
             value=format_bytes(self.work.memory_bytes),
-            hint=f"weights take {format_bytes(weights)}{smaller}",
+            nearest=[enough],
+            hint=f"one token alone needs {needed}, weights take {format_bytes(weights)}{smaller}",
         )
+
+    def is_whole(self, max_len: int) -> bool:
+        """Return whether sequences may be this long beside an arena of the size that was asked for."""
+        left = self.work.memory_bytes - self.beside(max_len)
+        return self.fits(max_len) and (self.work.kv_bytes or 0) <= left
+
+    def enough(self, max_len: int) -> str:
+        """Return what the arena or the memory must be for sequences of this length, all other keys as they are."""
+        beside, needed = self.beside(max_len), self.demand.arena_bytes(self.least(max_len))
+        given, text = self.work.kv_bytes, spell_bytes(needed, up=True)
+        small = given is not None and given < needed
+        if beside + needed > self.work.memory_bytes:
+            arena = max(parse_bytes(text), given or 0)
+            also = f"kv.memory={text} " if small else ""
+            return f"{also}hardware.memory={spell_bytes(beside + arena, up=True)}"
+        # The rounded one may be more than there is.
+        return f"kv.memory={text if beside + parse_bytes(text) <= self.work.memory_bytes else needed}"

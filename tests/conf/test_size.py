@@ -44,6 +44,11 @@ def test_a_suggestion_reads_back_to_no_more_and_with_up_to_no_less(count):
     assert (below, above) == (pytest.approx(count, rel=0.011), pytest.approx(count, rel=0.011))
 
 
+@given(st.integers(0, 1 << 50))
+def test_what_is_needed_is_never_written_as_less(count):
+    assert parse_bytes(format_bytes(count, up=True)) >= count
+
+
 def test_round_suggestions_are_short():
     assert (spell_bytes(2 << 30), spell_bytes(1536), spell_bytes(100)) == ("2GiB", "1.5KiB", "100")
 

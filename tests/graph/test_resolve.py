@@ -209,7 +209,7 @@ def test_a_length_ten_times_too_large_names_one_that_works(tmp_path, setting):
     begin = time.monotonic()
     message = refused(folder, setting, f"model.max_len={10 * fits}")
     assert time.monotonic() - begin < 3
-    suggested = re.search(r"model\.max_len=(\d+)\?", message)
+    suggested = re.search(r"did you mean model\.max_len=(\d+) or ", message)
     assert suggested is not None
     assert resolved(folder, setting, f"model.max_len={suggested[1]}").plan.max_len == int(suggested[1]) >= fits
 
@@ -231,7 +231,7 @@ def test_memory_may_be_a_share_of_the_devices(folder, request):
 
 def test_more_sequences_than_pages_names_a_number_that_works(folder):
     message = refused(folder, "kv.memory=64KiB", "model.max_len=16", "scheduler.max_num_seqs=500")
-    suggested = re.search(r"scheduler\.max_num_seqs=(\d+)\?", message)
+    suggested = re.search(r"did you mean scheduler\.max_num_seqs=(\d+) or ", message)
     assert suggested is not None
     resolved(folder, "kv.memory=64KiB", "model.max_len=16", f"scheduler.max_num_seqs={suggested[1]}")
 
