@@ -12,7 +12,7 @@ from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.recipe import read_recipe
 from treadle.conf.schema import GROUPS, PASSES, REQUIRED_PASSES, Deployment, PassesConfig
 from treadle.conf.secret import is_sealed_wrongly, opens
-from treadle.conf.size import parse_bytes, parse_share
+from treadle.conf.size import parse_bytes, parse_share, spell_bytes
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
 """The parameters of requests that ``model.sampling`` may give a default."""
@@ -52,7 +52,7 @@ def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
             value=value,
             nearest=[f"{key}={c}" for c in nearest(value, choices)],
         )
-    if low is not None and not value >= low:
+    if low is not None and not limits["size"] and not value >= low:
         raise ConfigError(f"below its least value {low:g}", key=key, value=value, nearest=[f"{key}={low:g}"])
     if high is not None and not value <= high:
         raise ConfigError(f"above its greatest value {high:g}", key=key, value=value, nearest=[f"{key}={high:g}"])
@@ -64,6 +64,9 @@ def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
             raise ConfigError("not a size", key=key, value=value, nearest=[f"{key}=2GiB", otherwise]) from None
         if size == 0:
             raise ConfigError("holds nothing", key=key, value=value, nearest=[otherwise])
+        if low is not None and size < low:
+            least = spell_bytes(int(low), up=True)
+            raise ConfigError(f"below its least size {least}", key=key, value=value, nearest=[f"{key}={least}"])
 
 
 def _check_model(deployment: Deployment) -> None:

@@ -49,8 +49,11 @@ def nearest(word: str, choices: Iterable[str], count: int = 1, likeness: float =
 
 
 def sibling(path: Path) -> tuple[str, ...]:
-    """Return the entry of the nearest existing parent that looks like ``path``, for messages about wrong paths."""
+    """Return the entry of ``path``'s folder that looks like it, for messages about paths that do not exist.
+
+    Nothing for one that does, whatever is wrong with it, or whose folder does not.
+    """
     parent = path.absolute().parent
-    if not parent.is_dir():
+    if path.exists() or not parent.is_dir():
         return ()
     return tuple(str(path.parent / name) for name in nearest(path.name, [entry.name for entry in parent.iterdir()]))

@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from treadle.conf.errors import ConfigError, sibling
 from treadle.conf.load import from_tree, typed_tree
-from treadle.conf.override import check_overrides, parse_override, unknown_key, wrong_type
+from treadle.conf.override import PRESET, check_overrides, parse_override, unknown_key, wrong_type
 from treadle.conf.schema import Deployment
 from treadle.conf.secret import seal
 
@@ -81,7 +81,8 @@ def from_lock(path: str | Path, overrides: Sequence[str] = ()) -> Deployment:
 
 def _override(tree: DictConfig, overrides: Sequence[str]) -> DictConfig:
     def refuse(group: str) -> list[str]:
-        raise ConfigError("a lock file has chosen already", key=group, hint=f"set single keys: {group}.KEY=VALUE")
+        keys = "scheduler.max_num_seqs=8 or another" if group == PRESET else f"{group}.KEY=VALUE"
+        raise ConfigError("a lock file has chosen already", key=group, hint=f"set single keys: {keys}")
 
     for text in check_overrides(overrides, refuse, typed_tree()):
         override = parse_override(text)

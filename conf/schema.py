@@ -43,7 +43,7 @@ def _about(
 ) -> dict[str, Any]:
     """Return field metadata: what the key means, its choices, its least and greatest value.
 
-    ``size``: it is in bytes; ``share``: or in percent of what there is.
+    ``size``: it is in bytes, its least too; ``share``: or in percent of what there is.
     """
     return {"doc": doc, "choices": choices, "low": low, "high": high, "size": size, "share": share}
 
@@ -329,7 +329,7 @@ class ServeConfig:
     max_body: str = field(
         default="auto",
         metadata=_about(
-            "bytes of a request's body; auto: 1MiB and 16 bytes for each token of model.max_len", size=True
+            "bytes of a request's body; auto: 1MiB and 16 bytes for each token of model.max_len", size=True, low=1024
         ),
     )
     trust_chat_template: bool = field(

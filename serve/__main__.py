@@ -49,6 +49,8 @@ def _main(words: list[str]) -> int:
 
         print(f"treadle {version('treadle')}")
         return 0
+    if words[:1] == ["version"]:
+        raise ConfigError(f"treadle version takes nothing behind it: {words[1]}")
     arguments = parse(words)
     if arguments.help or (arguments.command is None and not arguments.hydra):
         from treadle.serve.usage import print_help

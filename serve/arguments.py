@@ -23,6 +23,7 @@ COMMON = (
 
 HYDRA_VALUES = {"--cfg": "-c", "--info": "-i", "--package": "-p"}
 HYDRA_SWITCHES = {"--multirun": "-m", "--resolve": "", "--hydra-help": "", "--shell-completion": "-sc"}
+_CFG = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _SHORT = {"-h": "--help", "-cd": "--config-dir"} | {
     short: long for long, short in (HYDRA_VALUES | HYDRA_SWITCHES).items() if short
@@ -113,7 +114,7 @@ def _command(name: str) -> Command:
     names = [*(command.name for command in COMMANDS), "version"]
     raise ConfigError(
         f"no command is called {name}",
-        nearest=nearest(name, names),
+        nearest=[one for one in names if one.startswith(name)] or nearest(name, names, likeness=0.65),
         hint=f"commands: {', '.join(names)}; treadle --help",
     )
 
@@ -139,14 +140,18 @@ def _flag(word: str, rest: list[str], arguments: Arguments, known: dict[str, Opt
         chosen = value if equals else rest.pop(0) if rest and rest[0] in _INFO else "all"
         arguments.hydra += [name, chosen]
     elif name in HYDRA_VALUES:
-        arguments.hydra += [name, value if equals else _value(name, rest)]
+        given = value if equals else _value(name, rest)
+        if name == "--cfg" and given not in _CFG:
+            close, hint = nearest(given, _CFG), f"it takes {', '.join(_CFG)}"
+            raise ConfigError("no such choice", key=name, value=given, nearest=close, hint=hint)
+        arguments.hydra += [name, given]
     elif name in known:
         option = known[name]
-        given = True if option.kind is bool else _typed(option, name, value if equals else _value(name, rest))
+        taken = True if option.kind is bool else _typed(option, name, value if equals else _value(name, rest))
         if option in COMMON:
-            setattr(arguments, option.name, given)
+            setattr(arguments, option.name, taken)
         else:
-            arguments.options[option.name] = given
+            arguments.options[option.name] = taken
     else:
         follows = bool(rest) and not rest[0].startswith("-") and OVERRIDE.match(rest[0]) is None
         raise _unknown_flag(name, value if equals else rest[0] if follows else "...", known)

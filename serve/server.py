@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import time
@@ -47,6 +48,8 @@ KEEP_ALIVE_S = 65
 
 EXIT_FAILURE = 1
 EXIT_USER = 2
+EXIT_SIGNAL = 128
+"""and the signal's number, as shells count: it came before the server was ready"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,8 @@ class Plan:
 def serve(plan: Plan, console: Console) -> int:
     """Serve until a signal or the engine's death ends it. Returns the exit code.
 
-    0: drained. 1: the engine died, or answers were cut off. 2: a mistake in the configuration.
+    0: drained. 1: the engine died, or answers were cut off. 2: a mistake in the configuration. 128 and its number: a
+    signal before it was ready.
     Raises ConfigError if the port cannot be had.
     """
     startup = Startup(console, "configure")
@@ -101,8 +105,8 @@ class Server:
         self._listener = listener
         self._startup = startup
         self._console = console
-        self._stop: asyncio.Future[None] = loop.create_future()
-        """done at the first signal"""
+        self._stop: asyncio.Future[signal.Signals] = loop.create_future()
+        """done at the first signal, which it holds"""
         self._cut: asyncio.Future[None] = loop.create_future()
         """done at the second"""
         self._death: asyncio.Future[None] = loop.create_future()
@@ -110,7 +114,7 @@ class Server:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup's wish holds.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._on_signal)
+                loop.add_signal_handler(number, self._on_signal, number)
         startup.phase("start engine process")
         endpoints.deployment.write_bytes(plan.deployment)
         self._client = EngineClient(endpoints, plan.capacity)
@@ -129,7 +133,10 @@ class Server:
         try:
             service = await self._start()
             if service is None:
-                return 0
+                number = self._stop.result()
+                self._startup.finish()
+                self._startup.line(f"treadle: ended by {number.name} before it was ready")
+                return EXIT_SIGNAL + number
             code = await self._serve(service)
             grace_s = LEAVE_S
             return code
@@ -267,11 +274,11 @@ class Server:
         if not self._death.done():
             self._death.set_result(None)
 
-    def _on_signal(self) -> None:
-        first = not self._stop.done()
-        waiter = self._stop if first else self._cut
-        if not waiter.done():
-            waiter.set_result(None)
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._stop.done():
+            self._stop.set_result(number)
+        elif not self._cut.done():
+            self._cut.set_result(None)
 
 
 def _http(app: Gate, capacity: int) -> uvicorn.Server:
@@ -316,5 +323,8 @@ def _bind(config: ServeConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         problem, hint = f"cannot listen there: {error.strerror}", "serve.port=0 takes any free port"
+        if error.errno == errno.EADDRNOTAVAIL:
+            hint = "it must be an address of this machine; serve.host=0.0.0.0 takes all of them"
+            raise ConfigError(problem, key="serve.host", value=config.host, hint=hint) from error
         raise ConfigError(problem, key="serve.port", value=config.port, hint=hint) from error
     return listener

@@ -103,6 +103,7 @@ def test_a_model_of_the_user_is_named_after_its_path():
         ("kv.page_tokens=24", "kv.page_tokens=32"),
         ("kv.memory=2Q", "kv.memory=2GiB"),
         ("serve.port=70000", "serve.port=65535"),
+        ("serve.max_body=1", "serve.max_body=1KiB"),
         ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs=1"),
         ("scheduler.max_step_tokens=0", "scheduler.max_step_tokens=1"),
         ("passes.order=[quantise,place_state]", "quantize"),

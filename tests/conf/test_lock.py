@@ -34,6 +34,7 @@ def test_keys_may_change_on_top_groups_may_not(lock):
     assert deployment.serve.port == 9
     assert fingerprint(deployment) == fingerprint(from_lock(lock))
     assert "chosen already" in refused(lock, "passes=reference")
+    assert "scheduler.max_num_seqs=8" in refused(lock, "preset=throughput")
     assert "serve.port" in refused(lock, "serve.prt=9")
 
 

@@ -87,6 +87,7 @@ def test_every_command_has_its_module_and_takes_its_options(command):
         (["serve", "kv.page_token=32"], "did you mean kv.page_tokens?"),
         (["serve", "model=smollm3"], "did you mean model=smollm2?"),
         (["serv"], "did you mean serve?"),
+        (["version", "extra"], "treadle version takes nothing behind it: extra"),
         (["serve", "model=hf", "model.path=/no/such/model"], "no such file or directory"),
         (["serve", "model=hf", "model.path=."], "config.json"),
         (["serve", "model=llama3-8b", "hardware=h200"], "hardware=cpu"),

@@ -215,7 +215,8 @@ def test_sigterm_while_loading(start):
     server.wait_line("weights")
     engine = server.engine_pid()
     server.process.send_signal(signal.SIGTERM)
-    assert server.wait_exit(5) == 0
+    assert server.wait_exit(5) == 143
+    assert "ended by SIGTERM before it was ready" in server.output
     assert not _alive(engine)
 
 
@@ -264,6 +265,8 @@ def test_a_port_in_use_is_refused():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"serve.port={port}.*in use.*serve.port=0"):
             _bind(ServeConfig(port=port))
+    with pytest.raises(ConfigError, match=r"serve\.host=192\.0\.2\.1: cannot listen there.*of this machine"):
+        _bind(ServeConfig(host="192.0.2.1", port=0))
     with pytest.raises(ConfigError, match=r"serve\.host=not a host"):
         _bind(ServeConfig(host="not a host"))
 
