@@ -22,6 +22,7 @@ the command line; later ones win.
     treadle serve model=hf model.path=DIR kv.page_tokens=32     # a group's choice, and single keys
     treadle serve preset=laptop                                 # a whole deployment
     treadle serve --config-dir DIR preset=mine                  # groups of yours: DIR/preset/mine.yaml, DIR/model/...
+    treadle bench bench=cpu '~bench.rows.NAME'                  # less one entry of a mapping; '~bench.rivals.NAME' too
     treadle serve --cfg job                                     # print what it comes to
     treadle memory -m kv.page_tokens=8,16,32                    # once for each value
     treadle lock --output server.lock.yaml                      # every choice resolved, to start the same server again:

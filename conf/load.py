@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from yaml import YAMLError
 
 from treadle.conf.check import check
-from treadle.conf.errors import ConfigError, sibling
+from treadle.conf.errors import ConfigError, nearest, sibling
 from treadle.conf.override import PRESET, check_overrides, unknown_key, wrong_type
 from treadle.conf.schema import Deployment, PackageConfig
 
@@ -39,7 +39,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None)
         try:
             tree = hydra_compose(CONFIG_NAME, ready)
         except (HydraException, OmegaConfBaseException) as error:
-            found, file = _translate(error), _file_at_fault(error, config_dir)
+            found, file = _nothing_there(error, ready) or _translate(error), _file_at_fault(error, config_dir)
             raise (found if file is None else found.within(file)) from error
         except (YAMLError, OSError) as error:
             files = [file for text in overrides if (file := _file_of(text.replace("=", "/"), config_dir)) is not None]
@@ -164,6 +164,20 @@ def _file_of(choice: str, config_dir: str | Path | None) -> Path | None:
     """Return the file of ``config_dir`` for a choice, ``kv/mine``; None if it has none."""
     file = None if config_dir is None else Path(config_dir) / f"{choice}.yaml"
     return file if file is not None and file.is_file() else None
+
+
+def _nothing_there(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
+    """Return the error for ``~KEY`` where nothing is called so; None if ``error`` is about something else."""
+    found = re.search(r"Could not delete from config\. '([^']+)' does not exist", str(error))
+    if found is None:
+        return None
+    parent, _, name = found[1].rpartition(".")
+    tree = hydra_compose(CONFIG_NAME, [text for text in overrides if not text.startswith("~")])
+    mapping = OmegaConf.select(tree, parent)
+    names = [str(key) for key in mapping] if isinstance(mapping, DictConfig) else []
+    close = [f"~{parent}.{each}" for each in nearest(name, names)]
+    hint = f"there are {', '.join(names)}" if names else f"{parent} is empty"
+    return ConfigError("nothing of that name to leave out", key=f"~{found[1]}", nearest=close, hint=hint)
 
 
 def _translate(error: Exception) -> ConfigError:

@@ -100,6 +100,14 @@ def _is_free(key: str) -> bool:
     return any(name.endswith(_FREE) and f"{key}.".startswith(name[:-1]) for name in schema_keys())
 
 
+def _empty_mapping(key: str) -> ConfigError:
+    """Return the error for a free mapping that is to be emptied as a whole, which composing cannot do."""
+    hint = f"mappings are merged; '~{key}.NAME' leaves one out"
+    if key == "model.sampling":
+        hint += ", model.generation_config=none what the checkpoint recommends"
+    return ConfigError("leaves all that is there as it is", key=key, value="{}", hint=hint)
+
+
 def unknown_key(key: str) -> ConfigError:
     """Return the error for a key that no group has, with the nearest that one has."""
     keys = [name for name in schema_keys() if not name.endswith(_FREE)]
@@ -198,6 +206,8 @@ def _check_key(text: str, override: Override, values: list[Any], keys: dict[str,
     plain, free = text.lstrip("+"), _is_free(key)
     if not free and key not in keys:
         raise unknown_key(key)
+    if f"{key}.{_FREE}" in keys and (override.is_delete() or any(value in ({}, None) for value in values)):
+        raise _empty_mapping(key)
     if override.is_delete():
         if free:
             return text

@@ -7,7 +7,7 @@ rates, less for times and shares.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -173,6 +173,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_recipe(rows: Mapping[str, Any], rivals: Mapping[str, Any]) -> Recipe:
     """Return the recipe that plain values describe. Raises ConfigError naming the key and the nearest that works."""
+    _refuse_unknown("bench.rows", "workload", rows, WORKLOADS)
+    _refuse_unknown("bench.rivals", "engine", rivals, RIVALS)
     found = {name: _read_row(f"bench.rows.{name}", data) for name, data in rows.items()}
     others = {name: _read_rival(f"bench.rivals.{name}", data) for name, data in rivals.items()}
     return Recipe(rows=found, rivals=others)
@@ -186,6 +188,17 @@ def unit(figure: str) -> str:
 def higher_is_better(figure: str) -> bool:
     """Whether more of a figure is better: of rates, not of times."""
     return figure.endswith("_tok_s")
+
+
+def _refuse_unknown(key: str, kind: str, entries: Mapping[str, Any], kinds: Iterable[str]) -> None:
+    """Raise ConfigError for an entry that does not say its ``kind``: most often another's name is meant."""
+    for name, data in entries.items():
+        if not isinstance(data, Mapping) or kind not in data:
+            others = [other for other, data in entries.items() if isinstance(data, Mapping) and kind in data]
+            close = [f"{key}.{other}" for other in nearest(name, others)]
+            there = f"there are {', '.join(others)}; " if others and not close else ""
+            hint = f"{there}a new one needs {key}.{name}.{kind}: {', '.join(kinds)}"
+            raise ConfigError("nothing is called so", key=f"{key}.{name}", nearest=close, hint=hint)
 
 
 def _read_row(key: str, data: Any) -> Row:

@@ -62,6 +62,25 @@ def test_rows_can_be_changed_added_and_left_out_on_the_command_line():
     assert "decode_128" not in rows
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("bench.rivals={}", "bench.rivals={}: leaves all that is there as it is; mappings are merged; '~bench.rivals"),
+        ("bench.rivals=null", "'~bench.rivals.NAME' leaves one out"),
+        ("~bench.rivals", "'~bench.rivals.NAME' leaves one out"),
+        ("model.sampling={}", "model.generation_config=none"),
+        ("~bench.rows.decode_12", "~bench.rows.decode_12: nothing of that name to leave out; did you mean ~bench"),
+        ("~bench.rivals.xyz", "there are transformers_bf16, "),
+        ("bench.rows.prefil.trials=1", "bench.rows.prefil: nothing is called so; did you mean bench.rows.prefill_512?"),
+        ("bench.rivals.llama.folder=x", "bench.rivals.llama: nothing is called so; did you mean bench.rivals.l"),
+    ],
+)
+def test_what_is_not_there_and_what_cannot_be_emptied_is_said(override, says):
+    with pytest.raises(ConfigError) as caught:
+        compose(["bench=cpu", override])
+    assert says in str(caught.value)
+
+
 def test_without_a_recipe_there_are_no_rows():
     assert recipe() == Recipe(rows={})
 
@@ -70,8 +89,8 @@ def test_without_a_recipe_there_are_no_rows():
     ("data", "key", "says"),
     [
         ({"workload": "decod"}, "bench.rows.r.workload=decod", "did you mean workload: decode?"),
-        ({}, "bench.rows.r.workload", "workloads: decode, prefill"),
-        (3, "bench.rows.r.workload", "workloads: decode, prefill"),
+        ({}, "bench.rows.r", "nothing is called so; a new one needs bench.rows.r.workload: decode, prefill"),
+        (3, "bench.rows.r", "nothing is called so; a new one needs bench.rows.r.workload: decode, prefill"),
         ({"workload": "decode"}, "bench.rows.r.context", "has no value"),
         ({**DECODE, "contxt": 3}, "bench.rows.r.contxt", "did you mean context?"),
         ({**DECODE, "context": "x"}, "bench.rows.r.context", "Expected `int`"),
