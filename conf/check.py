@@ -18,6 +18,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max
 """The parameters of requests that ``model.sampling`` may give a default."""
 
 
+ALIASES = {"half": "float16", "single": "float32"}
+"""What others call a choice where it does not look alike."""
+
+
 def check(deployment: Deployment) -> Deployment:
     """Return ``deployment`` if each value is within its limits and no two contradict. Raises ConfigError."""
     for group in GROUPS:
@@ -50,7 +54,7 @@ def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
             f"not one of {', '.join(choices)}",
             key=key,
             value=value,
-            nearest=[f"{key}={c}" for c in nearest(value, choices)],
+            nearest=[f"{key}={c}" for c in nearest(ALIASES.get(value, value), choices)],
         )
     if low is not None and not limits["size"] and not value >= low:
         raise ConfigError(f"below its least value {low:g}", key=key, value=value, nearest=[f"{key}={low:g}"])
@@ -58,6 +62,8 @@ def _check_value(key: str, value: Any, limits: Any, default: Any) -> None:
         raise ConfigError(f"above its greatest value {high:g}", key=key, value=value, nearest=[f"{key}={high:g}"])
     if limits["size"] and not (value == default == "auto" or (limits["share"] and parse_share(value))):
         otherwise = f"{key}={'null' if default is None else default}"
+        if limits["share"] and value.strip().endswith("%"):
+            raise ConfigError("not a share above 0 and up to 100 %", key=key, value=value, nearest=[f"{key}=90%"])
         try:
             size = parse_bytes(value)
         except ValueError:

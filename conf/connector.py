@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -122,10 +123,7 @@ def _convert(
     try:
         options = msgspec.convert(entry, kind)
     except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$")
-        raise ConfigError(
-            problem.replace(r"matching regex '^\\S+:\\d{1,5}$'", "HOST:PORT"), key=key + where.rstrip("`")
-        ) from None
+        raise _wrong_value(key, entry, kind, error) from None
     if isinstance(options, MooncakeOptions):
         try:
             parse_bytes(options.memory)
@@ -134,3 +132,22 @@ def _convert(
                 "not a size", key=f"{key}.memory", value=options.memory, nearest=[f"{key}.memory=1GiB"]
             ) from None
     return options
+
+
+def _wrong_value(
+    key: str, entry: dict[str, Any], kind: type[MooncakeOptions] | type[PeerOptions], error: msgspec.ValidationError
+) -> ConfigError:
+    """Return the error for the option that ``error`` found a value of, which it does not take."""
+    text, _, where = str(error).rstrip("`").partition(" - at `$")
+    value: Any = entry
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", where):
+        value = value[name] if name else value[int(index)]
+    shown = "null" if value is None else value
+    if text.startswith("Invalid enum"):
+        choices = get_args(get_type_hints(kind)[where.removeprefix(".")])
+        close = [f"{key}{where}={one}" for one in nearest(str(value), choices)]
+        return ConfigError(f"not one of {', '.join(choices)}", key=key + where, value=shown, nearest=close)
+    if "matching regex" in text and isinstance(value, str):
+        return ConfigError("not HOST:PORT", key=key + where, value=shown, hint="for example 10.0.0.1:8100")
+    takes = "a list of texts, [a,b]" if text.startswith("Expected `array`") else "a text"
+    return ConfigError("wrong type", key=key + where, value=shown, hint=f"it takes {takes}")

@@ -1,4 +1,4 @@
-"""Which preset set the key that a mistake is about, where the user did not write it."""
+"""Which preset or other choice set the key that a mistake is about, where the user did not write it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from yaml import YAMLError
 
 from treadle.conf.errors import ConfigError
@@ -17,22 +17,32 @@ from treadle.conf.schema import GROUPS
 
 
 def blame_preset(error: ConfigError, overrides: Sequence[str], config_dir: str | Path | None = None) -> ConfigError:
-    """Return ``error``, saying that a preset of ``overrides`` set its key if that did and not they themselves."""
+    """Return ``error``, saying that a choice of ``overrides`` set its key if that did and not they themselves."""
     given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     preset, key = given.get(PRESET), error.key
-    if preset is None or key is None or key in given or (group := key.partition(".")[0]) not in GROUPS:
+    if key is None or key in given or (group := key.partition(".")[0]) not in GROUPS:
+        return error
+    if group in given:
+        value = _read(group, given[group], config_dir).get(key.partition(".")[2])
+        if isinstance(value, str | int | float) and value != MISSING:
+            return error.saying(f"{group}={given[group]} sets {_said(key, value)}")
+    if preset is None:
         return error
     keys = _read(PRESET, preset, config_dir)
     defaults = [each for each in keys.pop("defaults", ()) if isinstance(each, Mapping)]
     choices = {name.removeprefix("override /"): choice for each in defaults for name, choice in each.items()}
     value = OmegaConf.select(OmegaConf.create(keys), key)
     if value is not None:
-        said = f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        said = _said(key, value)
     elif group in choices and group not in given and key.partition(".")[2] in _read(group, choices[group], config_dir):
         said = f"{group}={choices[group]}"
     else:
         return error
     return error.saying(f"preset={preset} sets {said}, and what the command line sets wins")
+
+
+def _said(key: str, value: object) -> str:
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _read(group: str, choice: str, config_dir: str | Path | None) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from treadle.conf.connector import BUILT_IN, installed_connectors
+from treadle.conf.connector import KEY as CONNECTORS
 from treadle.conf.errors import ConfigError, nearest
 from treadle.conf.schema import GROUPS
 
@@ -128,6 +130,8 @@ def unknown_key(key: str) -> ConfigError:
 def unknown_choice(group: str, value: object, choices: Sequence[str]) -> ConfigError:
     """Return the error for a group that has no file of that name."""
     names = [name for name in choices if not name.startswith("_")]
+    if group == "model" and ("/" in str(value) or str(value).endswith(".gguf")):
+        return ConfigError("no such choice", key=group, value=value, nearest=[f"model=hf model.path={value}"])
     close = [f"{group}={name}" for name in nearest(str(value), names)]
     hint = f"{group} has {', '.join(names)}"
     if group == "model":
@@ -139,7 +143,12 @@ def wrong_type(key: str, value: object = None) -> ConfigError:
     """Return the error for a value that is not of its key's type; None: it is not known."""
     hint = schema_keys().get(key)
     takes = f"it takes {describe(hint)}" if hint is not None else ""
-    return ConfigError("wrong type", key=key, value=value, hint=takes)
+    close = []
+    if key == CONNECTORS:
+        names = value if isinstance(value, list) else [value]
+        known = all(name in BUILT_IN or name in installed_connectors() for name in names)
+        close = [f"'{key}=[{', '.join(f'{{name: {name}}}' for name in names)}]'"] if known else []
+    return ConfigError("wrong type", key=key, value=value, nearest=close, hint=takes)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -100,7 +100,7 @@ def _read_file(path: Path, index: int, opener: Opener, count: int) -> tuple[dict
         raise SourceError(f"cannot be read: {error.strerror}", key=str(path)) from None
     try:
         with stream:
-            magic, version, num_tensors, num_pairs = struct.unpack("<4sIQQ", stream.read(24))
+            magic, version, num_tensors, num_pairs = struct.unpack("<4sIQQ", stream.read(24).ljust(24, b"\0"))
             if magic != b"GGUF" or version not in (2, 3):
                 raise SourceError("not a GGUF file of version 2 or 3", key=str(path))
             reader = _Reader(stream, size)
@@ -112,16 +112,9 @@ def _read_file(path: Path, index: int, opener: Opener, count: int) -> tuple[dict
                 relative[name] = (shape, int(reader.number("<I")), int(reader.number("<Q")))
             alignment = int(metadata.get("general.alignment", 32))
             start = -(-stream.tell() // alignment) * alignment
-    except (
-        struct.error,
-        UnicodeDecodeError,
-        EOFError,
-        KeyError,
-        OverflowError,
-        MemoryError,
-        ZeroDivisionError,
-    ) as error:
-        raise SourceError(f"broken or truncated header: {error}", key=str(path)) from None
+    except _BROKEN as error:
+        why = "the file ends within it" if isinstance(error, struct.error) else error
+        raise SourceError(f"broken or truncated header: {why}", key=str(path)) from None
     except OSError as error:
         raise SourceError(f"cannot be read: {error.strerror or error}", key=str(path)) from None
     entries = {name: Entry(shape, kind, index, start + offset) for name, (shape, kind, offset) in relative.items()}

@@ -347,7 +347,7 @@ def _family(model: ModelConfig, config: Mapping[str, Any], folders: tuple[Path, 
             "no such family",
             key="model.family",
             value=model.family,
-            nearest=[f"model.family={name}" for name in nearest(model.family, known)],
-            hint=f"families: {', '.join(known)}",
+            nearest=(close := [f"model.family={name}" for name in nearest(model.family, known)]),
+            hint="" if close else f"families: {', '.join(known)}",
         )
     return model.family

@@ -65,7 +65,8 @@ def read_metrics(url: str, api_key: str | None = None) -> Samples:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             text = _read(answer).decode()
     except urllib.error.HTTPError as error:
-        hints = {401: "give its serve.api_key=KEY", 404: "it was started with serve.metrics=false, or is no treadle"}
+        key = "give its serve.api_key=KEY" if api_key is None else "the serve.api_key given is not the server's"
+        hints = {401: key, 404: "it was started with serve.metrics=false, or is no treadle"}
         raise ConfigError(
             f"/metrics answers {error.code}", key="--url", value=url, hint=hints.get(error.code, "")
         ) from None

@@ -44,6 +44,11 @@ def print_help(console: Console, command: Command | None = None) -> None:
             _print_rows(console, "example", [(command.example, "")])
     options = (*(command.options if command else ()), *COMMON)
     _print_rows(console, "options", [(_spell(option), option.summary) for option in options])
+    if command is not None:
+        served = [row for row in _USEFUL if command.name == "serve" or not row[0].startswith("serve.")]
+        _print_rows(console, "keys", served)
+        console.print("[dim]Groups, sweeps and completion: treadle --help. All keys: docs/configuration.md[/]")
+        return
     _print_rows(
         console, "groups", [(group, ", ".join(name for name, _ in choices(group))) for group in (*GROUPS, PRESET)]
     )

@@ -99,6 +99,10 @@ def test_a_model_of_the_user_is_named_after_its_path():
         ("prot=80", "serve.port"),
         ("hardware.max_len=8", "model.max_len"),
         ("model.dtype=fp16", "model.dtype=float16"),
+        ("model.dtype=half", "model.dtype=float16"),
+        ("model=org/qwen3-0.6b", "model=hf model.path=org/qwen3-0.6b"),
+        ("kv.host_memory=150%", "kv.host_memory=90%"),
+        ("kv.connectors=mooncake", "'kv.connectors=[{name: mooncake}]'"),
         ("passes.quantize=int4", "passes.quantize=int8"),
         ("kv.page_tokens=24", "kv.page_tokens=32"),
         ("kv.memory=2Q", "kv.memory=2GiB"),
@@ -222,8 +226,8 @@ def test_no_key_is_said_by_null():
 
 def test_memory_may_be_a_share_where_there_is_one_to_share():
     assert compose(["hardware.memory=90%"]).hardware.memory == "90%"
-    assert "not a size" in refused("hardware.memory=190%")
-    assert "not a size" in refused("hardware.memory=0%")
+    assert "not a share above 0 and up to 100 %; did you mean hardware.memory=90%?" in refused("hardware.memory=190%")
+    assert "not a share" in refused("hardware.memory=0%")
     assert "not a size" in refused("kv.memory=90%")
 
 

@@ -71,6 +71,16 @@ def test_a_truncated_shard_is_named(whole: Path) -> None:
         open_source(paths[0])
 
 
+def test_a_file_of_another_kind_or_that_ends_early_is_said_so(tmp_path: Path, whole: Path) -> None:
+    short = tmp_path / "short.gguf"
+    short.write_bytes(b"hello")
+    with pytest.raises(SourceError, match="not a GGUF file"):
+        read_header([short])
+    short.write_bytes(whole.read_bytes()[:40])
+    with pytest.raises(SourceError, match="broken or truncated header: the file ends within it"):
+        read_header([short])
+
+
 def test_shards_of_other_models_are_refused(whole: Path) -> None:
     paths = split(whole, 3)
     paths[1].write_bytes(paths[2].read_bytes())

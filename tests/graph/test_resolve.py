@@ -197,6 +197,11 @@ def test_a_directory_that_is_no_model_is_refused(folder, tmp_path):
     assert ".gguf" in refused(folder / "config.json")
 
 
+def test_an_unknown_family_names_the_nearest_or_else_all(folder):
+    assert refused(folder, "model.family=lama").endswith("did you mean model.family=llama?")
+    assert "families: afmoe, " in refused(folder, "model.family=0000")
+
+
 def test_an_unknown_model_type_names_the_nearest_family(tmp_path):
     assert "qwen3" in refused(write_model(tmp_path / "m", model_type="qwen33"))
 

@@ -61,6 +61,11 @@ def test_help_of_a_command_has_its_options_and_an_example(capsys):
     text = capsys.readouterr().out
     assert "--max-tokens" in text
     assert "treadle generate" in text
+    assert "model.path=DIR" in text
+    assert "serve.port" not in text
+    assert "agent-sessions" not in text
+    assert main(["serve", "--help"]) == 0
+    assert "serve.port" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])

@@ -70,6 +70,8 @@ def test_the_key_is_sent() -> None:
     with answering(METRICS, key="secret") as url:
         assert read_metrics(url, "secret").model == "m"
         with pytest.raises(ConfigError, match=r"/metrics answers 401; give its serve\.api_key=KEY"):
+            read_metrics(url)
+        with pytest.raises(ConfigError, match=r"401; the serve\.api_key given is not the server's"):
             read_metrics(url, "wrong")
 
 
