@@ -200,8 +200,9 @@ class StateMemory:
         if match is None:
             return None
         self.sessions.arrived(sequence, match)
+        reasons = self.cache.misses.explain(sequence, match, self.cache.enabled)
         self.cache.dismiss(match)
-        self.accounts.arrived(sequence, match.position)
+        self.accounts.arrived(sequence, match.position, reasons)
         return match.position
 
     def grow(self, sequence: Sequence, row: int) -> bool:
