@@ -50,6 +50,13 @@ def test_what_fits_follows_the_arena(page_tokens):
     assert numbers(text, "that the arena holds at once")[-1] == tokens // 1024
 
 
+def test_a_disk_has_a_line_beside_the_plan(tmp_path):
+    folder = tmp_path / "[a] disk of a rather long name"
+    text = printed(f"kv.disk.path='{folder}'", "kv.disk.memory=3GiB")
+    assert f"disk, files of state in {folder}: 3.00 GiB at most\n" in text
+    assert "disk" not in printed()
+
+
 def test_names_are_printed_as_they_are():
     assert "[/x] (qwen3, " in printed("model.name='[/x]'")
 
