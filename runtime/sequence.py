@@ -140,8 +140,6 @@ class Sequence:
         """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
         self.asked = False
         """tiers have been asked for its state since it began to wait"""
-        self.patience = 0
-        """how often they did not know yet"""
         self.looked = False
         """and already when it stood further back in the queue"""
         self.left = 0
