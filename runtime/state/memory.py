@@ -268,7 +268,7 @@ class StateMemory:
             node, snapshot = kept or (sequence.node, None)
             if self.tiers is not None and node is not None:
                 self._sinker.offer(node, snapshot, urgent=comes_back)
-        sequence.asked = sequence.looked = False
+        sequence.asked, sequence.looked, sequence.ahead = False, False, None
         sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:

@@ -103,7 +103,7 @@ class Restorer:
         job = self._look(sequence)
         if job is not None and not job.position:
             return True
-        sequence.asked = True
+        sequence.asked, sequence.failed = True, self._lost_ahead(sequence, job)
         if job is None:
             return False
         self._cache.tree.lock(job.base)
@@ -122,10 +122,26 @@ class Restorer:
         """Bring what a sequence further back in the queue will want into host memory."""
         if sequence.looked:
             return
-        sequence.looked = True
         job = self._look(sequence, ahead=True)
-        if job is not None and job.position:
-            self._tiers.prefetch([*self._objects(job)])
+        if job is not None and not job.position:
+            return
+        sequence.looked = True
+        if job is not None:
+            sequence.ahead = self._gain(job), self._tiers.prefetch([*self._objects(job)])
+
+    def _gain(self, job: _Job) -> int:
+        return job.position - job.base.end * self._page_tokens
+
+    def _lost_ahead(self, sequence: Sequence, job: _Job | None) -> int:
+        """Return the tokens that were found when the sequence stood further back, and that no tier gave then."""
+        if sequence.ahead is None:
+            return 0
+        (gain, ticket), sequence.ahead = sequence.ahead, None
+        if not ticket.done or all(ticket.ok):
+            return 0
+        lost = max(gain - (0 if job is None else self._gain(job)), 0)
+        self.failed_tokens += lost
+        return lost
 
     def poll(self) -> None:
         """Begin what was planned, and take in what has arrived. Before a step is planned."""
@@ -267,8 +283,9 @@ class Restorer:
         tree.unlock(job.base)
         self.restored_tokens += min(restored, job.position)
         self._note_places(sequence, job, min(restored, job.position))
-        sequence.failed = max(job.position - restored, 0)
-        self.failed_tokens += sequence.failed
+        failed = max(job.position - restored, 0)
+        sequence.failed += failed
+        self.failed_tokens += failed
 
     def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
         """Note where the tokens up to ``restored`` came from; those behind the last page from where that was."""

@@ -123,6 +123,22 @@ def test_a_connector_is_waited_for_and_what_it_does_not_have_is_asked_for_once(n
     assert sum(count for call, count in store.calls if call == "load") <= 2 * pages
 
 
+def test_what_failed_while_a_request_stood_further_back_is_told_as_such() -> None:
+    store = DictStore()
+    prompts = [[(i * n + 1) % VOCAB for i in range(21)] for n in (5, 7, 11)]
+    for damaged in (False, True):
+        bench = over(store, max_num_seqs=1)
+        for name, prompt in zip("abc", prompts):
+            bench.add(name, prompt, max_tokens=8)
+        bench.run()
+        for name, prompt in zip("abc", prompts):
+            assert bench.tokens(name) == answer(prompt, 8)
+            missed = bench.outputs[name][0].missed_tokens
+            assert missed.get("failed", 0) == (20 if damaged else 0)
+        bench.close()
+        store.kept = {name: bytes(len(data)) for name, data in store.kept.items()}
+
+
 def test_a_connector_that_does_not_say_what_it_has_costs_its_limit() -> None:
     store, gate = DictStore(), threading.Event()
     store.gates["lookup"] = gate
