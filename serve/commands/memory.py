@@ -92,8 +92,9 @@ def _held(samples: Samples) -> Table:
     if (pool := samples.value(samples.named("kv_offload_cpu_allocation_size"))) > 0:
         used = pool * samples.value(samples.named("kv_offload_cpu_cache_usage_perc"))
         table.add_row("host", f"{format_bytes(int(used))} of {format_bytes(int(pool))}")
-    for tier, used in samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier").items():
-        add(escape(tier), used)
+    held = samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier")
+    for tier in samples.by(samples.named("kv_offload_tiering_up"), "tier"):
+        table.add_row(escape(tier), format_bytes(int(held[tier])) if tier in held else "it does not say")
     return table
 
 
