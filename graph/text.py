@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from treadle.graph.ir import Body, Graph, role
+from treadle.graph.ir import Body, Call, Graph, role
 
 HEADER = "import torch\n\nop = torch.ops.treadle\naten = torch.ops.aten\n"
 
@@ -29,13 +31,24 @@ def body_text(body: Body, graph: Graph) -> str:
 
 def graph_text(graph: Graph) -> str:
     """Return all bodies as one Python module, and the layer table as its comment."""
-    rows: list[str] = []
-    for call in graph.calls:
-        rows.append(f"#   {'' if call.layer is None else f'layer {call.layer}: '}{call.body}")
+    rows = [f"#   {row}" for row in _calls(graph)]
     bodies = "\n\n".join(body_text(body, graph) for body in graph.bodies.values())
     kernels = sorted({_module(node) for body in graph.bodies.values() for node in body.ops if _is_function(node)})
     imports = "".join(f"import {module}\n" for module in kernels)
     return f"# level {graph.level.value}; calls in order:\n" + "\n".join(rows) + f"\n{HEADER}{imports}\n\n{bodies}"
+
+
+def _calls(graph: Graph) -> Iterator[str]:
+    """Yield the calls in order, neighbouring layers that are alike together."""
+
+    def run(place: tuple[int, Call]) -> tuple[str, int | None]:
+        index, call = place
+        return call.body, None if call.layer is None else call.layer - index
+
+    for (body, _), places in groupby(enumerate(graph.calls), run):
+        layers = [call.layer for _, call in places]
+        where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+        yield body if layers[0] is None else f"{where}: {body}"
 
 
 def _call(node: Node) -> str:

@@ -356,10 +356,9 @@ class Engine:
             id=sequence.id, token_ids=token_ids, finish_reason=reason, num_cached_tokens=sequence.num_cached
         )
         if not sequence.reported:
-            output.cached_tokens = sequence.cached_tokens
+            output.cached_tokens, output.missed_tokens = sequence.cached_tokens, sequence.missed_tokens
         if not sequence.reported and sequence.first_step_s is not None:
             output.queue_s = max(sequence.first_step_s - sequence.arrival_s, 0.0)
-            output.missed_tokens = sequence.missed_tokens
             self._stats.prompt_tokens += 0 if sequence.choice else sequence.prompt_len
             sequence.reported = True
         return output

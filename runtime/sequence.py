@@ -13,6 +13,7 @@ from treadle.graph.packet import Control
 from treadle.runtime.processors import RowProcessors
 from treadle.runtime.request import FinishReason, Request, RequestError, SamplingParams, TokenLogprob
 from treadle.runtime.state.node import TOKEN_TYPE, Node
+from treadle.runtime.state.tiers.ticket import Ticket
 
 
 class Needs(NamedTuple):
@@ -140,10 +141,10 @@ class Sequence:
         """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
         self.asked = False
         """tiers have been asked for its state since it began to wait"""
-        self.patience = 0
-        """how often they did not know yet"""
         self.looked = False
         """and already when it stood further back in the queue"""
+        self.ahead: tuple[int, Ticket] | None = None
+        """tokens that were found then, and their way to host memory"""
         self.left = 0
         """tokens that were computed when it was preempted last"""
         self.restored: dict[str, int] = {}

@@ -162,7 +162,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     routes: list[Route] = [route for route in request.app.routes if isinstance(route, Route)]
     if error.status_code == 404:
         paths = [route.path for route in routes if method in (route.methods or ())]
-        close = difflib.get_close_matches(path, paths, n=1)
+        close = difflib.get_close_matches(path, paths, n=1, cutoff=0.75)
         message = f"there is no {method} {path}" + (f"; did you mean {close[0]}?" if close else "")
         return ApiError(404, message, code="unknown_url").response()
     if error.status_code == 405:

@@ -76,6 +76,11 @@ def until(reached: Callable[[], bool], tiers: Tiers, limit_s: float = 20.0) -> N
         tiers.poll()
 
 
+def num_objects(tiers: Tiers, name: str = "disk") -> int:
+    """Return how many objects a store says that it has, 0 while it does not say."""
+    return (tiers.stats().stores[name].usage or (0, 0))[1]
+
+
 @contextmanager
 def engine(*links: Link, **settings: object) -> Iterator[Engine]:
     made = Engine(*links, **settings)  # type: ignore[arg-type]

@@ -36,9 +36,13 @@ class Accounts:
             self.external_queries += sequence.prompt_len - where.get("device", 0)
             self.external_hits += external
 
-    def arrived(self, sequence: Sequence, position: int) -> None:
-        """Note where the ``position`` tokens were that are on the device now; nothing is computed."""
+    def arrived(self, sequence: Sequence, position: int, reasons: dict[str, int]) -> None:
+        """Note where the ``position`` tokens were that are on the device now, and why the others are not.
+
+        Nothing is computed, so no counter counts it.
+        """
         sequence.num_cached, sequence.cached_tokens = position, self._where(sequence, position)
+        sequence.missed_tokens = {reason: count for reason, count in reasons.items() if count}
 
     @staticmethod
     def _where(sequence: Sequence, position: int) -> dict[str, int]:

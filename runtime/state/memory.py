@@ -110,8 +110,9 @@ class StateMemory:
             self._restorer.look_ahead(sequence)
 
     def wait(self, limit_s: float) -> None:
-        """Block until a transfer is done, for ``limit_s`` seconds at most; not while one is about to begin."""
-        if self.tiers is not None and self.busy and not self._restorer.begins:
+        """Block until a transfer is done or a connector has answered, for ``limit_s`` seconds at most; not while a
+        transfer is about to begin."""
+        if self.tiers is not None and (self.busy or self.tiers.asking) and not self._restorer.begins:
             self.tiers.wait(limit_s)
 
     def moves(self) -> list[ByteCopy]:
@@ -200,8 +201,9 @@ class StateMemory:
         if match is None:
             return None
         self.sessions.arrived(sequence, match)
+        reasons = self.cache.misses.explain(sequence, match, self.cache.enabled)
         self.cache.dismiss(match)
-        self.accounts.arrived(sequence, match.position)
+        self.accounts.arrived(sequence, match.position, reasons)
         return match.position
 
     def grow(self, sequence: Sequence, row: int) -> bool:
@@ -267,7 +269,7 @@ class StateMemory:
             node, snapshot = kept or (sequence.node, None)
             if self.tiers is not None and node is not None:
                 self._sinker.offer(node, snapshot, urgent=comes_back)
-        sequence.asked = sequence.looked = False
+        sequence.asked, sequence.looked, sequence.ahead = False, False, None
         sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:

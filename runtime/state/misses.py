@@ -12,8 +12,8 @@ from treadle.runtime.state.prefix import PrefixTree
 from treadle.runtime.state.snapshots import Snapshot
 
 REASONS = ("cold", "evicted", "below_granularity", "salt", "opted_out", "failed")
-"""never seen; given up for other state; behind the last page or checkpoint; under another salt only; the cache is off,
-or log-probabilities of the prompt are wanted; a tier did not give it"""
+"""never seen; given up for other state; behind the last whole page or checkpoint; under another salt only; the cache is
+off, or log-probabilities of the prompt are wanted; a tier did not give it"""
 MOST_GHOSTS = 1 << 16
 
 
@@ -41,7 +41,7 @@ class Misses:
             self.tokens[reason] += count
 
     def explain(self, sequence: Sequence, match: Match, enabled: bool) -> dict[str, int]:
-        """Return of the tokens of a prompt that are computed how many are for which reason."""
+        """Return of the tokens of a prompt that are not known how many are so for which reason."""
         tokens, size, reached = sequence.tokens, self._page_tokens, match.position
         end = sequence.prompt_len
         if not enabled or len(sequence.readable) < len(tokens):
@@ -53,7 +53,10 @@ class Misses:
         below = max(match.known - reached, 0)
         reached += below
         reasons = {"failed": failed, "evicted": evicted, "below_granularity": below}
-        if reached == match.known and end - reached <= size and self._is_known(match.deepest, tokens[reached:end]):
+        # Less than a page is not found again, so whether it was seen makes no difference.
+        too_short = reached > 0 and end - reached < size
+        at_end = reached == match.known and end - reached <= size
+        if too_short or (at_end and self._is_known(match.deepest, tokens[reached:end])):
             return reasons | {"below_granularity": below + end - reached}
         if reached == 0:
             reached = reasons["salt"] = self._tree.known_elsewhere(tokens[:end].tobytes(), match.deepest) * size

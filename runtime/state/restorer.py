@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import NamedTuple
 
 from treadle.graph.state import State
 from treadle.runtime.sequence import Sequence
@@ -28,9 +29,8 @@ from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
 from treadle.runtime.state.tiers.tiers import Tiers
 
 ASKED_PAGES = 64
-"""Pages that tiers are asked for at a time, until they have one not: most of a new prompt is never asked for."""
-PATIENCE = 64
-"""Steps that a sequence waits for a connector to say what it has."""
+"""Pages that tiers are asked for first, then twice as many each time, until they have one not: most of a new prompt is
+never asked for, and a connector that answers slowly is waited for a few times only."""
 
 
 @dataclass
@@ -57,6 +57,16 @@ class _Job:
     def need(self) -> Counts:
         need = {kind: len(keys) for kind, keys in enumerate(self.items or [])}
         return need | {0: need.get(0, 0) + len(self.pages)}
+
+
+class _End(NamedTuple):
+    """A position that one could go on from."""
+
+    position: int
+    items: list[list[bytes]] | None
+    """keys of a snapshot's items, by kind"""
+    places: list[Where | None]
+    """where they are"""
 
 
 class Restorer:
@@ -93,7 +103,7 @@ class Restorer:
         job = self._look(sequence)
         if job is not None and not job.position:
             return True
-        sequence.asked, sequence.patience = True, 0
+        sequence.asked, sequence.failed = True, self._lost_ahead(sequence, job)
         if job is None:
             return False
         self._cache.tree.lock(job.base)
@@ -112,10 +122,26 @@ class Restorer:
         """Bring what a sequence further back in the queue will want into host memory."""
         if sequence.looked:
             return
+        job = self._look(sequence, ahead=True)
+        if job is not None and not job.position:
+            return
         sequence.looked = True
-        job = self._look(sequence)
-        if job is not None and job.position:
-            self._tiers.prefetch([*self._objects(job)])
+        if job is not None:
+            sequence.ahead = self._gain(job), self._tiers.prefetch([*self._objects(job)])
+
+    def _gain(self, job: _Job) -> int:
+        return job.position - job.base.end * self._page_tokens
+
+    def _lost_ahead(self, sequence: Sequence, job: _Job | None) -> int:
+        """Return the tokens that were found when the sequence stood further back, and that no tier gave then."""
+        if sequence.ahead is None:
+            return 0
+        (gain, ticket), sequence.ahead = sequence.ahead, None
+        if not ticket.done or all(ticket.ok):
+            return 0
+        lost = max(gain - (0 if job is None else self._gain(job)), 0)
+        self.failed_tokens += lost
+        return lost
 
     def poll(self) -> None:
         """Begin what was planned, and take in what has arrived. Before a step is planned."""
@@ -128,35 +154,62 @@ class Restorer:
                 sequence.asked = True
                 self._finish(sequence, job)
 
-    def _look(self, sequence: Sequence) -> _Job | None:
-        """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing."""
+    def _look(self, sequence: Sequence, *, ahead: bool = False) -> _Job | None:
+        """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing.
+
+        Connectors answer or are late: nothing is unknown for long.
+        """
         # A copy, since a stop string may cut the sequence's own meanwhile.
         tokens, salt = sequence.readable[:], self._cache.salt(sequence)
         match = self._cache.tree.match(tokens, salt)
         most = max(len(tokens) - 1, 0)
         tree, base, size = self._cache.tree, match.deepest, self._page_tokens
+        unknown = _Job(tokens, base, [], 0, [], None, [])
         digests = [*tree.digests(base.root)]
         for node in reversed([*base.path()]):
             digests += tree.digests(node)
         new: list[bytes] = []
         places: list[Where | None] = []
-        for begin in range(base.end * size, most // size * size, ASKED_PAGES * size):
-            behind = tokens[begin : min(begin + ASKED_PAGES * size, most // size * size)].tobytes()
+        begin, count = base.end * size, ASKED_PAGES * size
+        while begin < most // size * size and None not in places:
+            behind = tokens[begin : min(begin + count, most // size * size)].tobytes()
             names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
             found = self._tiers.find(names)
-            if Where.PENDING in found and self._is_patient(sequence):
-                return _Job(tokens, base, [], 0, [], None, [])
+            if Where.PENDING in found:
+                return unknown
             new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
             places += found
-            if None in found:
-                break
+            begin, count = begin + count, 2 * count
         digests += new
-        for position, tail in self._candidates(tokens, digests, match.position, most):
-            items = self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
-            keys = [key for keys in items or () for key in keys]
-            if all(self._tiers.find(keys)):
-                pages = new[: max(position // size - base.end, 0)]
-                return _Job(tokens, base, digests, position, pages, items, places[: len(pages)])
+        end, job = self._find_end(tokens, digests, match.position, most), None
+        if end is not None:
+            if Where.PENDING in end.places:
+                return unknown
+            pages = new[: max(end.position // size - base.end, 0)]
+            job = _Job(tokens, base, digests, end.position, pages, end.items, places[: len(pages)])
+            places += end.places
+        if not ahead:
+            self._tiers.count(places)
+        return job
+
+    def _find_end(self, tokens: array[int], digests: list[bytes], known: int, most: int) -> _End | None:
+        """Return the furthest position beyond ``known`` of which all is there, or where that is not known yet.
+
+        First one position is asked about, then twice as many each time: few waits for connectors, little work for few.
+        """
+        candidates, count = self._candidates(tokens, digests, known, most), 1
+        while group := [*itertools.islice(candidates, count)]:
+            items = [
+                self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
+                for position, tail in group
+            ]
+            keys = [[*itertools.chain.from_iterable(each or ())] for each in items]
+            answers = iter(self._tiers.find([*itertools.chain.from_iterable(keys)]))
+            for (position, _), each, names in zip(group, items, keys):
+                found = [*itertools.islice(answers, len(names))]
+                if all(found):
+                    return _End(position, each, found)
+            count *= 2
         return None
 
     def _candidates(
@@ -172,10 +225,6 @@ class Restorer:
             if page * size <= known:
                 return
             yield page * size, b""
-
-    def _is_patient(self, sequence: Sequence) -> bool:
-        sequence.patience += 1
-        return sequence.patience < PATIENCE
 
     def _take(self, sequence: Sequence, job: _Job) -> None:
         job.taken = [[] for _ in self._arena.pools]
@@ -234,14 +283,13 @@ class Restorer:
         tree.unlock(job.base)
         self.restored_tokens += min(restored, job.position)
         self._note_places(sequence, job, min(restored, job.position))
-        sequence.failed = max(job.position - restored, 0)
-        self.failed_tokens += sequence.failed
+        failed = max(job.position - restored, 0)
+        sequence.failed += failed
+        self.failed_tokens += failed
 
     def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
         """Note where the tokens up to ``restored`` came from; those behind the last page from where that was."""
-        # What was given by who had not said yet that it has it: only connectors are asked.
-        told = [Where.CONNECTOR if place is Where.PENDING else place for place in job.places]
-        size, places = self._page_tokens, [place or Where.HOST for place in told] or [Where.HOST]
+        size, places = self._page_tokens, [place or Where.HOST for place in job.places] or [Where.HOST]
         left = max(restored - job.base.end * size, 0)
         pages = -(-left // size)
         places = [*places, *[places[-1]] * (pages - len(places))][:pages]

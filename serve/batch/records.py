@@ -83,9 +83,11 @@ def _read(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Record:
     openai = False
     try:
         try:
-            fields = from_json(raw)
+            fields = from_json(raw.rstrip())
         except ValueError as error:
-            raise ApiError(400, f"not valid JSON: {error}", code="invalid_json") from None
+            # The parser counts lines too, within this one.
+            reason = str(error).replace(" at line 1 column ", " at column ")
+            raise ApiError(400, f"line {line} is not valid JSON: {reason}", code="invalid_json") from None
         if not isinstance(fields, dict):
             raise ApiError(400, "must be a JSON object", code="invalid_json")
         openai = "custom_id" in fields

@@ -140,11 +140,13 @@ def _kernels(lowering: _Lowering) -> Table:
 
 
 def _kernel(node: Node, is_compiled: bool) -> str:
-    """Return the name of a node's kernel; those written inline become part of a compiled body."""
+    """Return the name of a node's kernel; those written inline become part of a compiled body, or run as torch's."""
     from torch._ops import OpOverload
 
-    inline = not isinstance(node.target, OpOverload)
-    return "compiled" if inline and is_compiled else str(node.meta["kernel"])
+    name = str(node.meta["kernel"])
+    if isinstance(node.target, OpOverload):
+        return name
+    return "compiled" if is_compiled else f"{name.partition('.')[0]} by torch"
 
 
 def _show(console: Console, step: PassStep) -> None:

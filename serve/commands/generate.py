@@ -78,8 +78,8 @@ def answer_file(resolved: Resolved, console: Console, source: Path, target: Path
         if any(record.key not in results.done for record in read_records(source, defaults)):
             _answer(resolved, served, console, results, source, defaults, total)
         else:
-            errors = f", {len(results.failed)} of them errors" if results.failed else ""
-            console.out(f"{target} has all {total} answers{errors}", highlight=False)  # a path is no markup, nor cut
+            # A path is no markup, nor cut.
+            console.out(f"{target} has all {_count(total, 'answer')}{_of_them(results)}", highlight=False)
         results.sort(read_records(source, defaults))
     return 1 if results.failed else 0
 
@@ -100,6 +100,7 @@ def _answer(
     with PhaseBars() as bars:
         driver = Driver(build_engine(resolved, bars), served.tokenizer)
     began = len(results.done)
+    before = f", {began} before{_of_them(results)}" if began else ""
     with AnswerBar(total) as bar:
         bar.advance(0, began)
         batch = Batch(served, driver, results, bar)
@@ -107,8 +108,18 @@ def _answer(
             batch.run(read_records(source, defaults))
         finally:
             driver.close()
-    before = f", {began} before" if began else ""
-    console.print(f"{batch.answered} answers and {batch.errors} errors of {total} lines{before}")
+    answers, errors = _count(batch.answered, "answer"), _count(batch.errors, "error")
+    console.print(f"{answers} and {errors} of {_count(total, 'line')}{before}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _of_them(results: Results) -> str:
+    """Return how many of all results are errors, as the end of a sentence."""
+    failed = len(results.failed)
+    return f", {failed} of them {'an error' if failed == 1 else 'errors'}" if failed else ""
 
 
 def _served(resolved: Resolved) -> Served:

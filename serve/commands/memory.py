@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from treadle.conf.size import format_bytes
+from treadle.conf.size import format_bytes, parse_bytes
 from treadle.graph.footprint import token_weight_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(resolved: Resolved, console: Console) -> int:
-    """Print the memory plan as two tables: what takes how much, and what fits. Returns 0."""
+    """Print the memory plan as two tables, what takes how much and what fits, and what is beside it. Returns 0."""
     deployment, plan = resolved.deployment, resolved.plan
     model, passes = deployment.model, deployment.passes
     weights = model.dtype if passes.quantize == "none" else f"{passes.quantize}, {model.dtype} activations"
@@ -31,6 +31,9 @@ def run(resolved: Resolved, console: Console) -> int:
     console.print(_rows(plan))
     for row in plan.host:
         console.print(f"main memory, {row.item}: {format_bytes(row.nbytes)}")
+    if (disk := deployment.kv.disk).path is not None:
+        size = format_bytes(parse_bytes(disk.memory))
+        console.print(f"disk, files of state in {escape(disk.path)}: {size} at most", soft_wrap=True)
     console.print(_limits(resolved))
     return 0
 
@@ -89,8 +92,9 @@ def _held(samples: Samples) -> Table:
     if (pool := samples.value(samples.named("kv_offload_cpu_allocation_size"))) > 0:
         used = pool * samples.value(samples.named("kv_offload_cpu_cache_usage_perc"))
         table.add_row("host", f"{format_bytes(int(used))} of {format_bytes(int(pool))}")
-    for tier, used in samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier").items():
-        add(escape(tier), used)
+    held = samples.by(samples.named("kv_offload_tiering_used_bytes"), "tier")
+    for tier in samples.by(samples.named("kv_offload_tiering_up"), "tier"):
+        table.add_row(escape(tier), format_bytes(int(held[tier])) if tier in held else "it does not say")
     return table
 
 

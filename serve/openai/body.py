@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from treadle.serve.errors import ApiError
+from treadle.serve.errors import ApiError, clip
 from treadle.serve.openai.fields import Fields
 
 BODY_S = 30.0
@@ -68,14 +69,24 @@ def _too_large(request: Request, max_bytes: int) -> ApiError:
 
 def invalid(error: ValidationError, where: str = "") -> ApiError:
     """Return the first thing wrong with the object at ``where`` in a body, naming its field."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = error.errors(include_url=False, include_context=False)
     first = problems[0]
     param = _param(first["loc"], where)
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_required_parameter")
     # Each branch of a union complains for itself.
     reasons = dict.fromkeys(_reason(problem["msg"]) for problem in problems if _param(problem["loc"], where) == param)
-    return ApiError(400, f"{param}: {'; or: '.join(reasons)}", param=param, code="invalid_value")
+    message = f"{param}: {'; or: '.join(reasons)}{_given(first['input'])}"
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def _given(value: object) -> str:
+    """Return what was sent instead, where that is short enough to be said: no array and no object."""
+    if isinstance(value, str):
+        value = clip(value)
+    elif not isinstance(value, bool | int | float | None) or (isinstance(value, int) and value.bit_length() > 64):
+        return ""
+    return f", not {json.dumps(value, ensure_ascii=False)}"
 
 
 def _reason(message: str) -> str:

@@ -25,14 +25,20 @@ class Fields(BaseModel):
     """fields that change nothing here, whatever they hold"""
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """fields that are not supported, with the values (beside null) that ask for nothing"""
+    elsewhere: ClassVar[dict[str, str]] = {}
+    """fields that another route takes, with that route"""
 
     model: str | None = None
 
     @classmethod
     def refuse_unknown(cls, fields: Mapping[str, Any]) -> None:
         """Raise ApiError for the first field of a body that is unknown, or known and not supported."""
-        known = (*cls.model_fields, *cls.hints, *cls.neutral)
+        # A field that is refused too is no advice, so the nearest is never one of ``neutral``.
+        known = (*cls.model_fields, *cls.hints)
         for name, value in fields.items():
+            if name in cls.elsewhere:
+                message = f"{name} is a field of {cls.elsewhere[name]}, not of this route"
+                raise ApiError(400, message, param=name, code="unknown_parameter")
             if name not in cls.neutral:
                 check_known(name, known)
             elif value is not None and not any(_same(value, choice) for choice in cls.neutral[name]):
@@ -47,7 +53,7 @@ def check_known(name: str, known: Iterable[str], where: str = "") -> None:
     if name in known:
         return
     name = clip(name)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ApiError(400, f"unknown field {where + name!r}{hint}", param=where + name, code="unknown_parameter")
 

@@ -24,6 +24,7 @@ class CompletionRequest(GenerationFields):
     """Body of /v1/completions."""
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = GenerationFields.neutral | {"suffix": ("",)}
+    elsewhere: ClassVar[dict[str, str]] = {"messages": "/v1/chat/completions"}
 
     prompt: SkipValidation[str | list[str] | list[TokenId] | list[list[TokenId]]]
     logprobs: int | None = None
@@ -86,6 +87,7 @@ class ChatRequest(GenerationFields):
         "verbosity": (),
         "web_search_options": (),
     }
+    elsewhere: ClassVar[dict[str, str]] = {"prompt": "/v1/completions"}
 
     messages: Messages
     max_completion_tokens: int | None = None

@@ -138,3 +138,11 @@ def test_a_recipe_does_not_change_what_a_deployment_answers(tmp_path):
     assert fingerprint(more) == fingerprint(deployment)
     (tmp_path / "lock.yaml").write_text(to_lock(more))
     assert from_lock(tmp_path / "lock.yaml") == more
+
+
+def test_rows_and_rivals_can_be_left_out_one_by_one():
+    whole = compose(["bench=cpu"]).bench
+    part = compose(["bench=cpu", "~bench.rows.decode_128", "~bench.rivals.llama_cpp", "bench.trials=1"]).bench
+    assert part.rows == {name: row for name, row in whole.rows.items() if name != "decode_128"} != whole.rows
+    assert part.rivals == {name: one for name, one in whole.rivals.items() if name != "llama_cpp"} != whole.rivals
+    assert part.trials == 1 < whole.trials

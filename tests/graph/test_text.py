@@ -1,5 +1,7 @@
 """The printed form of a body is Python that computes the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toy import Toy
@@ -32,9 +34,18 @@ def test_printed_bodies_run_and_agree(lowered: bool) -> None:
 
 def test_printed_text_shows_types_and_roles() -> None:
     text = graph_text(Toy().graph())
-    assert "layer 2: layer0" in text
+    table = text.partition("\nimport")[0].splitlines()
+    assert table == ["# level model; calls in order:", "#   embed", "#   layers 0 to 2: layer0", "#   head"]
     assert "h,  # float32[T, 64] stream" in text
     assert "attn_q_rope = op.rope(attn_q_heads, positions, rope_table, 'half', 'head')  # float32[T, 4, 16]" in text
+
+
+def test_only_neighbours_that_are_alike_are_one_line() -> None:
+    graph = Toy().graph()
+    embed, first, second, third, head = graph.calls
+    calls = (embed, first, replace(second, body="other"), third, replace(third, layer=3), replace(third, layer=5), head)
+    table = graph_text(replace(graph, calls=calls)).partition("\nimport")[0].splitlines()[2:-1]
+    assert table == ["#   layer 0: layer0", "#   layer 1: other", "#   layers 2 to 3: layer0", "#   layer 5: layer0"]
 
 
 def _value(node: torch.fx.Node) -> torch.Tensor:

@@ -85,7 +85,7 @@ def test_every_miss_has_a_reason() -> None:
     for name, tokens, salt, more in (
         ("first", prompt, None, {"cold": 12}),
         ("again", prompt, None, {"below_granularity": 4}),
-        ("longer", [*prompt, 3, 3], None, {"cold": 2}),
+        ("longer", [*prompt, 3, 3], None, {"below_granularity": 2}),
         ("parted", [*prompt[:6], 9, 9, 9], None, {"cold": 5}),
         ("tenant", prompt, "tenant", {"salt": 12}),
         ("scored", prompt, None, {"opted_out": 12}),

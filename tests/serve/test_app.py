@@ -31,7 +31,8 @@ def test_an_unknown_path_is_told_the_nearest(server):
     error = {"message": message, "type": "not_found_error", "param": None, "code": "unknown_url"}
     assert answer.json() == {"error": error}
     # The nearest is one that takes the method: /v1/models does not.
-    assert httpx.post(f"{server.url}/v1/messages").json()["error"]["message"] == "there is no POST /v1/messages"
+    for path in ("/v1/messages", "/v1/embeddings", "/v1/responses"):
+        assert httpx.post(f"{server.url}{path}").json()["error"]["message"] == f"there is no POST {path}"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_every_metric_is_on_the_page_and_there(server):
 
 
 def test_every_metric_of_the_tiers_is_on_their_page():
-    store = StoreStats({call: CallStats() for call in ("load", "save", "lookup")}, 0, 0, True, False, 0, "")
+    store = StoreStats({call: CallStats() for call in ("load", "save", "lookup")}, (0, 0), True, False, 0, "")
     metrics = TierStats(queries={"none": 1}, stores={"disk": store}).metrics()
     there = {metric.name + "_total" * (metric.kind == "counter") for metric in metrics}
     page = (Path(__file__).resolve().parents[2] / "docs" / "tiers.md").read_text()

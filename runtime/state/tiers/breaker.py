@@ -1,4 +1,7 @@
-"""A circuit breaker: what failed several times in a row is not tried again for a while, then by one call at a time."""
+"""A circuit breaker: who was late, or failed several times in a row, is left alone for a while, then asked once.
+
+An error costs little and may be of one object; who did not answer in time has had somebody wait for all of it.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ class Breaker:
         """Note a call that worked."""
         self._failures, self._pause_s, self._probing = 0, FIRST_PAUSE_S, False
 
-    def fail(self) -> None:
-        """Note a call that failed or was not answered in time."""
+    def fail(self, *, late: bool = False) -> None:
+        """Note a call that failed; ``late``: was not answered in time, which opens it at once."""
         was_open = self.is_open
-        self._failures += 1
+        self._failures = max(self._failures + 1, FAILURES if late else 0)
         if was_open and self._probing:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if self.is_open and (self._probing or not was_open):

@@ -84,6 +84,7 @@ class _Outcome:
     done: dict[bytes, bool]
     seconds: float
     error: str = ""
+    late: bool = False
     raised: bool = False
     num_bytes: int = 0
     corrupt: int = 0
@@ -148,13 +149,13 @@ class Lane:
             self.stats["lookup"].errors += 1
             return none
 
-    def usage(self) -> tuple[int, int]:
-        """Return the bytes and objects of the store, zeros if it does not tell."""
+    def usage(self) -> tuple[int, int] | None:
+        """Return the bytes and objects of the store, None if it does not tell."""
         try:
-            num_bytes, count = self.store.usage() if self._opened else (0, 0)
-            return int(num_bytes), int(count)
+            usage = self.store.usage() if self._opened else None
+            return None if usage is None else (int(usage[0]), int(usage[1]))
         except Exception:
-            return 0, 0
+            return None
 
     def events(self) -> list[tuple[str, bytes]]:
         """Return what the store says has happened since the last call."""
@@ -192,8 +193,8 @@ class Lane:
         for work in [each for each in self._under_way if not each.settled and each.end() <= now]:
             self.stats[work.call].timeouts += 1
             work.late = not work.turn.acquire(blocking=False)
-            none = dict.fromkeys(work.keys, False)
-            self._settle(work, _Outcome(none, now - work.queued, f"{work.call} takes more than {work.limit_s:g} s"))
+            none, problem = dict.fromkeys(work.keys, False), f"{work.call} takes more than {work.limit_s:g} s"
+            self._settle(work, _Outcome(none, now - work.queued, problem, late=True))
             if not work.late:
                 self._over(work)
 
@@ -235,7 +236,7 @@ class Lane:
             self.last_error = outcome.error
         # A store that answers from memory has forgotten what was wrong; another one may offer it again and again.
         if outcome.error and not (outcome.corrupt and self.store.instant):
-            breaker.fail()
+            breaker.fail(late=outcome.late)
         else:
             breaker.succeed()
         work.settle(work)

@@ -28,6 +28,8 @@ class Source:
     limit_s: float
     holds: Callable[[bytes], bool | None]
     """whether it has an object; None: not known"""
+    lacks: Callable[[Sequence[bytes]], None]
+    """told what it did not give"""
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +144,7 @@ class Loads:
         taken = source.lane.submit(
             "load",
             [load.key for load in batch],
-            partial(self._settle, batch),
+            partial(self._settle, source, batch),
             limit_s=source.limit_s,
             prepare=partial(self._prepare, batch),
             release=partial(self._release, batch),
@@ -155,8 +157,10 @@ class Loads:
         entries = [load.entry for load in batch if load.entry is not None]
         return [entry.key for entry in entries], [self._pool.room(entry) for entry in entries]
 
-    def _settle(self, batch: list[Load], work: Work) -> None:
+    def _settle(self, source: Source, batch: list[Load], work: Work) -> None:
         """Take the good outcomes; what a store did not answer in time goes on in another place: it may still write."""
+        if not work.late:
+            source.lacks([key for key, ok in work.outcome.items() if not ok])
         if any(work.outcome.values()):
             self._arrived = self._clock()
         for load in batch:

@@ -17,6 +17,7 @@ from treadle.runtime.state.tiers.store import Scope, StoreError
 from treadle.runtime.state.tiers.wire import Found, Load, Lookup, Wire, greet, shared_key
 
 MAX_KNOWN = 1 << 16
+MAX_PORT = 65535
 
 
 class Peer:
@@ -115,8 +116,9 @@ class PeerStore:
     saves = False
 
     def __init__(self, options: PeerOptions, *, limit_s: float) -> None:
-        """Raises ConfigError for a secret that cannot be read."""
+        """Raises ConfigError for a secret that cannot be read, and an address that cannot be listened on."""
         self._options = options
+        self._listener = None if options.listen is None else _listen(options.listen)
         self._limit_s = limit_s / max(1, len(options.peers))
         self._secret = _read_secret(options.secret_file)
         self._peers: list[Peer] = []
@@ -127,12 +129,8 @@ class PeerStore:
     def open(self, scope: Scope) -> None:
         """Begin to listen. Peers are connected to when they are asked something."""
         key = shared_key(scope.namespace, self._secret)
-        if self._options.listen is not None and self.server is None:
-            host, _, port = self._options.listen.rpartition(":")
-            try:
-                self.server = PeerServer((host.strip("[]"), int(port)), scope, key, limit_s=self._limit_s)
-            except (OSError, OverflowError) as error:
-                raise StoreError(f"cannot listen on {self._options.listen}: {error}") from error
+        if self._listener is not None and self.server is None:
+            self.server = PeerServer(self._listener, scope, key, limit_s=self._limit_s)
         self._peers = [Peer(address, key, self._limit_s) for address in self._options.peers]
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
@@ -181,12 +179,13 @@ class PeerStore:
         """End the connections of both kinds."""
         if self.server is not None:
             self.server.close()
+        elif self._listener is not None:
+            self._listener.close()
         for peer in self._peers:
             peer.close()
 
-    def usage(self) -> tuple[int, int]:
-        """Return zeros: what peers hold is theirs."""
-        return 0, 0
+    def usage(self) -> None:
+        """Return nothing: what peers hold is theirs."""
 
     def _note(self, key: bytes, peer: Peer) -> None:
         with self._lock:
@@ -194,6 +193,19 @@ class PeerStore:
             self._at.move_to_end(key)
             while len(self._at) > MAX_KNOWN:
                 self._at.popitem(last=False)
+
+
+def _listen(address: str) -> socket.socket:
+    """Return a socket that takes connections; they wait for the store to open."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if int(port) > MAX_PORT:
+            raise OSError(0, f"ports end at {MAX_PORT}")
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError as error:
+        problem = f"cannot listen there: {error.strerror}"
+        raise ConfigError(problem, key="kv.connectors", value=f"listen: {address}") from error
 
 
 def _read_secret(path: str | None) -> bytes:

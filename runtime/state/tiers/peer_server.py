@@ -16,13 +16,12 @@ MAX_CONNECTIONS = 64
 class PeerServer:
     """Listens until it is closed; each connection has a thread, which holds one object at a time while it sends it."""
 
-    def __init__(self, address: tuple[str, int], scope: Scope, key: bytes, *, limit_s: float) -> None:
-        """``limit_s``: seconds that an answer may take the other side to read. Raises OSError for an address that
-        cannot be listened on."""
+    def __init__(self, listener: socket.socket, scope: Scope, key: bytes, *, limit_s: float) -> None:
+        """``listener`` is the server's from now on; ``limit_s``: seconds that an answer may take the other side to
+        read."""
         self._scope, self._key, self._limit_s = scope, key, limit_s
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.create_server(address, family=family)
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = listener
+        self.port: int = listener.getsockname()[1]
         self._wires: set[Wire] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()

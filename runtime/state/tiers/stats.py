@@ -32,8 +32,8 @@ class StoreStats:
     """A store, seen from here."""
 
     calls: Mapping[str, CallStats]
-    used_bytes: int
-    num_objects: int
+    usage: tuple[int, int] | None
+    """its bytes and objects, None if it does not tell"""
     is_open: bool
     held_off: bool
     """whether it is left alone with loads or saves for what it did before"""
@@ -64,8 +64,8 @@ class TierStats:
     stores: dict[str, StoreStats] = field(default_factory=dict)
 
     def count_queries(self, found: Sequence[Where | None]) -> None:
-        """Count answers of ``find``; where a connector is being asked it is no answer yet."""
-        for where, count in Counter(each for each in found if each is not Where.PENDING).items():
+        """Count answers of ``find``."""
+        for where, count in Counter(found).items():
             name = "none" if where is None else where.value
             self.queries[name] = self.queries.get(name, 0) + count
 
@@ -107,11 +107,9 @@ class TierStats:
 
 
 def _store_stats(lane: Lane) -> StoreStats:
-    used, count = lane.usage()
     return StoreStats(
         calls={call: replace(stats) for call, stats in lane.stats.items()},
-        used_bytes=used,
-        num_objects=count,
+        usage=lane.usage(),
         is_open=lane.is_open,
         held_off=lane.held_off("load") or lane.held_off("save"),
         opened=lane.opened,
@@ -120,8 +118,9 @@ def _store_stats(lane: Lane) -> StoreStats:
 
 
 def _store_metrics(store: StoreStats, tier: Mapping[str, str]) -> Iterator[Metric]:
-    yield Metric("kv_offload_objects", "Objects in a tier.", "gauge", store.num_objects, tier)
-    yield Metric("kv_offload_tiering_used_bytes", "Bytes in a tier.", "gauge", store.used_bytes, tier)
+    if store.usage is not None:
+        yield Metric("kv_offload_objects", "Objects in a tier.", "gauge", store.usage[1], tier)
+        yield Metric("kv_offload_tiering_used_bytes", "Bytes in a tier.", "gauge", store.usage[0], tier)
     yield Metric("kv_offload_tiering_up", "Whether the store is ready.", "gauge", float(store.is_open), tier)
     doc = "Whether the store is left alone because it failed."
     yield Metric("kv_offload_tiering_held_off", doc, "gauge", float(store.held_off), tier)

@@ -73,6 +73,6 @@ class Store(Protocol):
         """Let go of everything; what was saved stays. No other call is running, and none comes afterwards."""
         ...
 
-    def usage(self) -> tuple[int, int]:
-        """Return the bytes taken and the number of objects; zeros if that is not known."""
+    def usage(self) -> tuple[int, int] | None:
+        """Return the bytes taken and the number of objects; None if that is not known."""
         ...

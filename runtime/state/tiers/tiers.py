@@ -104,7 +104,12 @@ class Tiers:
             if not link.store.instant
         }
         sources = [
-            Source(lane=self._lanes[link.name], limit_s=link.limit_s, holds=partial(self._holds, link.name))
+            Source(
+                lane=self._lanes[link.name],
+                limit_s=link.limit_s,
+                holds=partial(self._holds, link.name),
+                lacks=partial(self._note, link.name, False),
+            )
             for link in links
         ]
         self._loads = Loads(self._pool, sources, clock, limit_bytes=limit)
@@ -113,7 +118,7 @@ class Tiers:
                 lane=self._lanes[link.name],
                 limit_s=link.limit_s,
                 holds=partial(self._holds, link.name),
-                note=partial(self._note_saved, link.name),
+                note=partial(self._note, link.name, True),
             )
             for link in links
         ]
@@ -155,8 +160,11 @@ class Tiers:
             if not missing:
                 break
             self._find_below(name, keys, missing, found)
-        self._stats.count_queries(found)
         return found
+
+    def count(self, found: Sequence[Where | None]) -> None:
+        """Count answers of ``find`` that something was done about: the same is asked again while one is awaited."""
+        self._stats.count_queries(found)
 
     def fetch(self, objects: Iterable[Object]) -> Ticket:
         """Copy objects into the arena, behind all that was launched, which may use the memory; from a store through
@@ -293,9 +301,9 @@ class Tiers:
         if ok:
             self._saves.save(entries)
 
-    def _note_saved(self, name: str, keys: Sequence[bytes]) -> None:
+    def _note(self, name: str, holds: bool, keys: Sequence[bytes]) -> None:
         if name in self._known:
-            self._known[name].note(keys, True)
+            self._known[name].note(keys, holds)
 
     def _arrived(self, each: Object, ticket: Ticket, index: int, entry: Entry | None) -> None:
         """Send on to the arena what a store gave; in ``poll``, with one mark for all."""

@@ -34,11 +34,15 @@ def test_of_every_computed_token_there_is_one_reason() -> None:
     arena.pool(0).release(pages)
     assert ask(prompt) == {"below_granularity": 4}
     assert ask(prompt[:10]) == {"below_granularity": 2}
-    assert ask([*prompt[:10], 99]) == {"cold": 3}
+    # What is no whole page has one reason, whether or not it was seen.
+    assert ask([*prompt[:10], 99]) == {"below_granularity": 3}
+    assert ask([*prompt[:10], 99, 99]) == {"cold": 4}
+    assert ask([*prompt, 99]) == {"below_granularity": 1}
     assert ask([*prompt[:9], *[99] * 9], "tenant") == {"salt": 8, "cold": 10}
     assert ask(prompt, prompt_logprobs=1) == {"opted_out": 16}
     tree.evict(2)
     assert ask(prompt) == {"evicted": 8}
+    assert ask([*prompt, 99]) == {"evicted": 8, "below_granularity": 1}
     assert ask([*prompt[:12], 5, 5, 5, 5, 5]) == {"evicted": 4, "cold": 5}
     misses.add({"evicted": 4, "cold": 5})
     assert (misses.tokens["evicted"], misses.tokens["cold"], misses.tokens["salt"]) == (4, 5, 0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from typing import Any
 
 import pytest
 from arenas import make_arena
-from history_model import STATES, VOCAB, Bench, answer
+from history_model import PAGE_TOKENS, STATES, VOCAB, Bench, answer
 from tiers_engine import DictStore
 
 from treadle.runtime.request import Abort, Request, SamplingParams
@@ -73,29 +76,82 @@ def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.M
     bench.close()
 
 
-def test_what_a_connector_gave_before_it_said_that_it_has_it_came_from_the_connector() -> None:
-    """It is asked, and does not answer in time; the load finds out."""
-    store = DictStore()
-    prompt, counted = [(i * 5 + 1) % VOCAB for i in range(21)], []
-    for lookup in (None, threading.Event()):
-        if lookup is not None:
-            store.gates["lookup"] = lookup
-        link = Link(name="peers", store=store, where=Where.CONNECTOR, limit_s=20)
-        bench = Bench(host_bytes=1 << 18, links=[link])
+class SlowStore(DictStore):
+    """Takes its time to say what it has."""
+
+    slow_s = 0.3
+
+    def lookup(self, keys: Ordered[bytes]) -> list[bool]:
+        if keys:
+            time.sleep(self.slow_s)
+        return super().lookup(keys)
+
+
+def over(store: DictStore, limit_s: float = 20.0, **settings: Any) -> Bench:
+    link = Link(name="remote", store=store, where=Where.CONNECTOR, limit_s=limit_s)
+    return Bench(host_bytes=1 << 18, links=[link], **settings)
+
+
+def asked(bench: Bench) -> dict[str, float]:
+    """Return how many objects were looked for, by where they were."""
+    metrics = bench.engine.stats().tiers
+    return {each.labels["tier"]: each.value for each in metrics if each.name == "kv_offload_tiering_block_queries"}
+
+
+@pytest.mark.parametrize("name", ["full", "recurrent"])
+def test_a_connector_is_waited_for_and_what_it_does_not_have_is_asked_for_once(name: str) -> None:
+    store = SlowStore()
+    prompt = [(i * 5 + 1) % VOCAB for i in range(21)]
+    for cached in {}, {"connector": 20}:
+        bench = over(store, state=STATES[name])
         bench.add("a", prompt, max_tokens=2)
         bench.run()
         assert bench.tokens("a") == answer(prompt, 2)
-        counted.append(bench.outputs["a"][0].cached_tokens)
-        queries = {
-            each.labels["tier"]
-            for each in bench.engine.stats().tiers
-            if each.name == "kv_offload_tiering_block_queries"
-        }
-        assert queries <= {"host", "connector", "none"}
-        if lookup is not None:
-            lookup.set()
+        first = bench.outputs["a"][0]
+        assert first.cached_tokens == cached
+        assert sum(first.missed_tokens.values()) == 21 - sum(cached.values())
+        assert "failed" not in first.missed_tokens
+        pages = 20 // PAGE_TOKENS
+        if cached:
+            counted = asked(bench)
+            assert counted["connector"] >= pages
+            assert sum(counted.values()) <= 2 * pages
+        else:
+            assert asked(bench) == {"none": pages}
+            assert ("load", pages) not in store.calls
         bench.close()
-    assert counted == [{}, {"connector": 20}]
+    assert sum(count for call, count in store.calls if call == "load") <= 2 * pages
+
+
+def test_what_failed_while_a_request_stood_further_back_is_told_as_such() -> None:
+    store = DictStore()
+    prompts = [[(i * n + 1) % VOCAB for i in range(21)] for n in (5, 7, 11)]
+    for damaged in (False, True):
+        bench = over(store, max_num_seqs=1)
+        for name, prompt in zip("abc", prompts):
+            bench.add(name, prompt, max_tokens=8)
+        bench.run()
+        for name, prompt in zip("abc", prompts):
+            assert bench.tokens(name) == answer(prompt, 8)
+            missed = bench.outputs[name][0].missed_tokens
+            assert missed.get("failed", 0) == (20 if damaged else 0)
+        bench.close()
+        store.kept = {name: bytes(len(data)) for name, data in store.kept.items()}
+
+
+def test_a_connector_that_does_not_say_what_it_has_costs_its_limit() -> None:
+    store, gate = DictStore(), threading.Event()
+    store.gates["lookup"] = gate
+    bench = over(store, limit_s=0.2)
+    prompt = [(i * 5 + 1) % VOCAB for i in range(21)]
+    bench.add("a", prompt, max_tokens=2)
+    begin = time.monotonic()
+    bench.run()
+    assert time.monotonic() - begin > 0.15
+    assert bench.tokens("a") == answer(prompt, 2)
+    assert "failed" not in bench.outputs["a"][0].missed_tokens
+    gate.set()
+    bench.close()
 
 
 def test_another_salt_finds_nothing() -> None:

@@ -134,6 +134,8 @@ def test_a_prefetch_brings_state_up_and_computes_nothing(state: str) -> None:
     assert (output.token_ids, output.finish_reason) == ([], "length")
     assert output.num_cached_tokens >= 20
     assert output.cached_tokens["host"] > 0
+    assert sum(output.cached_tokens.values()) == output.num_cached_tokens
+    assert output.missed_tokens == {"below_granularity": len(A) - output.num_cached_tokens}
     assert bench.model.steps == steps
     stats = bench.engine.stats()
     assert (stats.session_hints["prefetch"], stats.sessions_pinned) == (1, 1)
@@ -149,6 +151,8 @@ def test_a_prefetch_of_nothing_ends_and_one_may_be_aborted() -> None:
     bench.run()
     assert [output.finish_reason for output in bench.outputs["nothing"]] == ["length"]
     assert bench.outputs["nothing"][0].num_cached_tokens == 0
+    assert bench.outputs["nothing"][0].missed_tokens == {"cold": len(A)}
+    assert not any(bench.engine.stats().prefix_missed_tokens.values()), "nothing was computed"
     bench.add("left", A, max_tokens=3, **session(prefetch=True))
     bench.engine.abort(Abort(id="left"))
     bench.run()

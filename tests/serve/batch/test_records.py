@@ -39,8 +39,8 @@ def test_prompts_messages_and_openais_lines(tmp_path):
 @pytest.mark.parametrize(
     ("line", "name", "param", "words"),
     [
-        (b"{", None, None, "not valid JSON"),
-        (b"\xff\xfe", None, None, "not valid JSON"),
+        (b"{", None, None, "line 2 is not valid JSON: EOF while parsing an object at column 1"),
+        (b"\xff\xfe", None, None, "line 2 is not valid JSON: expected value at column 1"),
         (b"[1]", None, None, "must be a JSON object"),
         ({"id": "x"}, "x", "prompt", "either prompt or messages"),
         ({"id": "x", "promt": "a"}, "x", "promt", "prompt"),

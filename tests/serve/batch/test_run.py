@@ -196,9 +196,12 @@ def test_the_command_line_killed_and_started_again(tmp_path, monkeypatch, capsys
     assert [len(texts) for texts in by_prompt] == [1, 1, 1]
     said = capsys.readouterr().out
     assert f"{kept} before" in said
+    target.write_text("".join(json.dumps(answer) + "\n" for answer in answers[1:]))
+    assert main(words) == 1
+    assert "1 answer and 0 errors of 41 lines, 40 before, 1 of them an error" in capsys.readouterr().out
     monkeypatch.setattr("treadle.runtime.build.build_engine", None)
     assert main(words) == 1, "what is complete loads nothing, and its errors still count"
-    assert f"{target} has all 41 answers, 1 of them errors" in capsys.readouterr().out
+    assert f"{target} has all 41 answers, 1 of them an error" in capsys.readouterr().out
     source.write_text("\n".join(map(json.dumps, lines)) + "\n")
     target.write_text("".join(json.dumps(answer) + "\n" for answer in answers[:-1]))
     assert main(words) == 0

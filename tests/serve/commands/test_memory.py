@@ -50,6 +50,13 @@ def test_what_fits_follows_the_arena(page_tokens):
     assert numbers(text, "that the arena holds at once")[-1] == tokens // 1024
 
 
+def test_a_disk_has_a_line_beside_the_plan(tmp_path):
+    folder = tmp_path / "[a] disk of a rather long name"
+    text = printed(f"kv.disk.path='{folder}'", "kv.disk.memory=3GiB")
+    assert f"disk, files of state in {folder}: 3.00 GiB at most\n" in text
+    assert "disk" not in printed()
+
+
 def test_names_are_printed_as_they_are():
     assert "[/x] (qwen3, " in printed("model.name='[/x]'")
 
@@ -57,12 +64,17 @@ def test_names_are_printed_as_they_are():
 def test_what_a_server_calls_things_is_printed_as_it_is(monkeypatch):
     labels = frozenset({("kind", "[/x]")})
     values = {name: {labels: 256.0} for name in ("treadle:state_planned_bytes", "treadle:state_used_bytes")}
-    values["vllm:kv_offload_tiering_used_bytes"] = {frozenset({("tier", "[/y]")}): 1024.0}
+    up, used = "vllm:kv_offload_tiering_up", "vllm:kv_offload_tiering_used_bytes"
+    values[up] = {frozenset({("tier", tier)}): 1.0 for tier in ("[/y]", "quiet")}
+    values[used] = {frozenset({("tier", "[/y]")}): 1024.0}
     monkeypatch.setattr(running, "read_metrics", lambda *_: running.Samples("[/m]", values))
     console = Console(file=io.StringIO(), width=200)
     assert ask(compose([]), console, "http://[::1]:8000") == 0
-    for text in ("[/m] at http://[::1]:8000", "[/x]", "[/y]"):
-        assert text in console.file.getvalue()
+    text = console.file.getvalue()
+    assert "[/m] at http://[::1]:8000" in text
+    assert "[/x]" in text
+    assert re.search(r"\[/y\] +│ +1\.00 KiB", text)
+    assert re.search(r"quiet +│ it does not say", text)
 
 
 def test_a_known_bandwidth_bounds_the_speed():

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from treadle.serve.openai import body as body_module
-from treadle.serve.openai.body import read_body
+from treadle.serve.openai.body import invalid, read_body
 from treadle.serve.openai.requests import CompletionRequest
 
 MIB = 1 << 20
@@ -135,3 +136,19 @@ def test_what_is_not_checked_here_has_its_schema(server):
     prompt, messages = (body["content"]["application/json"]["schema"]["properties"] for body in bodies)
     assert len(prompt["prompt"]["anyOf"]) == 4
     assert messages["messages"]["type"] == "array"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, 'temperature: Input should be a valid number, not "hot"'),
+        ({"ignore_eos": 1.5}, "ignore_eos: Input should be a valid boolean, not 1.5"),
+        ({"stop": True}, "stop: Input should be a valid string; or: Input should be a valid array, not true"),
+        ({"seed": "x" * 500}, f'seed: Input should be a valid integer, not "{"x" * 50}...{"x" * 50}"'),
+        ({"seed": [1]}, "seed: Input should be a valid integer"),
+    ],
+)
+def test_a_refused_value_is_said_where_it_is_short(fields, message):
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "x"} | fields)
+    assert invalid(caught.value).message == message

@@ -25,6 +25,18 @@ def test_it_opens_after_three_failures_in_a_row() -> None:
     assert breaker.opened == 1
 
 
+def test_who_is_late_is_left_alone_at_once() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    breaker.fail(late=True)
+    assert not breaker.allows()
+    assert breaker.opened == 1
+    clock.now += FIRST_PAUSE_S
+    assert breaker.allows()
+    breaker.succeed()
+    assert breaker.allows()
+
+
 def test_one_call_probes_after_a_pause_that_doubles() -> None:
     clock = Clock()
     breaker = opened(clock)

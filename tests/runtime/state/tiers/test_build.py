@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiers_engine import DictStore, page, until
+from tiers_engine import DictStore, num_objects, page, until
 
 from treadle.conf import connector
 from treadle.conf.connector import read_connectors
@@ -69,7 +69,7 @@ def test_the_disk_is_asked_before_connectors_in_their_order(
     assert [(link.name, link.limit_s) for link in tiers._links.values()] == [("disk", 10), ("peer", 2), ("mine", 5)]
     ticket = tiers.sink([page(1)])
     until(lambda: ticket.done and len(stores[0].kept) == 1, tiers)
-    until(lambda: tiers.stats().stores["disk"].num_objects == 1, tiers)
+    until(lambda: num_objects(tiers) == 1, tiers)
     tiers.close()
     assert stores[0].closed
 

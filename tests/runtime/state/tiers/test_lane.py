@@ -92,6 +92,8 @@ def test_what_waits_behind_a_hanging_call_is_given_up_too_and_never_made() -> No
         gate.set()
         until(lambda: lane.waiting == 0, lane)
         assert seen[3:] == [("over", 1, True)]
+        assert lane.refuses("lookup")
+        clock.now += 1
         lane.submit("lookup", [key(3)], ignore, limit_s=1)
         until(lambda: lane.waiting == 0, lane)
         assert store.calls == [("lookup", 1)] * 2
@@ -158,7 +160,7 @@ def test_an_instant_store_is_asked_at_once_and_may_fail() -> None:
         assert list(lane.peek([key(1), key(1)])) == [False, False]
         assert lane.last_error == "ValueError: 1 outcomes for 2 keys"
         store.usage = lambda: None  # type: ignore[method-assign, assignment, return-value]
-        assert lane.usage() == (0, 0)
+        assert lane.usage() is None
 
 
 def test_a_store_that_never_opens_costs_limits_and_does_not_keep_anybody_from_closing() -> None:

@@ -132,3 +132,18 @@ def test_what_waits_for_room_while_tiers_are_closed_has_failed() -> None:
         e.tiers.close()
         assert ticket.done
         assert ticket.ok == [False] * 3
+
+
+def test_what_a_connector_does_not_give_is_not_asked_for_again_at_once_and_saved_anew() -> None:
+    store, clock = DictStore(), Clock()
+    with engine(link(store), clock=clock) as e:
+        fill(e, store, objects=3)
+        store.kept.pop(key(1))
+        store.kept[key(2)] = bytes(len(store.kept[key(2)]))
+        assert e.fetch(0, 1, 2) == [True, False, False]
+        assert e.find(0, 1, 2) == [Where.HOST, None, None]
+        calls = store.calls.count(("load", 1))
+        assert e.fetch(1, 2) == [False, False]
+        assert store.calls.count(("load", 1)) == calls
+        assert e.sink(1, 2) == [True, True]
+        until(lambda: {key(1), key(2)} <= set(store.kept), e.tiers)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tiers_engine import SIZE, Engine, engine, key, located, page, until
+from tiers_engine import SIZE, Engine, engine, key, located, num_objects, page, until
 
 from treadle.conf.connector import PeerOptions
 from treadle.conf.errors import ConfigError
@@ -52,7 +52,7 @@ def test_what_is_on_the_other_engines_disk_is_given_too(tmp_path: Path) -> None:
     disk = Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
     with engine(disk, link) as source:
         source.sink(1)
-        until(lambda: source.tiers.stats().stores["disk"].num_objects == 1, source.tiers)
+        until(lambda: num_objects(source.tiers) == 1, source.tiers)
         source.tiers._pool.drop(key(1))
         until(lambda: store.server is not None, source.tiers)
         assert store.server is not None
@@ -66,7 +66,7 @@ def test_what_is_damaged_on_the_other_engines_disk_is_forgotten_there(tmp_path: 
     disk = Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
     with engine(disk, link) as source:
         source.sink(1)
-        until(lambda: source.tiers.stats().stores["disk"].num_objects == 1, source.tiers)
+        until(lambda: num_objects(source.tiers) == 1, source.tiers)
         source.tiers._pool.drop(key(1))
         (file,) = (each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > SIZE)
         file.write_bytes(file.read_bytes()[:-1] + b"\xff")
@@ -77,7 +77,7 @@ def test_what_is_damaged_on_the_other_engines_disk_is_forgotten_there(tmp_path: 
             assert e.fetch(1) == [False]
             # It was not sent at all.
             assert e.tiers.stats().stores["peer"].calls["load"].corrupt == 0
-        assert source.tiers.stats().stores["disk"].num_objects == 0
+        assert num_objects(source.tiers) == 0
         assert not file.exists()
 
 
@@ -104,6 +104,16 @@ def test_engines_of_another_model_or_secret_turn_each_other_away(what: str, tmp_
             assert located(e, 1) == [None]
             assert e.fetch(1) == [False]
             assert "no peer answers" in e.tiers.stats().stores["peer"].last_error
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"kv\.connectors=listen: {address}: cannot listen there: .*in use"):
+            peer(listen=address)
+    for wrong in "127.0.0.1:99999", "192.0.2.1:0":
+        with pytest.raises(ConfigError, match="cannot listen there"):
+            peer(listen=wrong)
 
 
 def test_a_secret_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, page, until
+from tiers_engine import ITEM, SIZE, Clock, DictStore, engine, key, link, located, num_objects, page, until
 
 from treadle.kernels.backend.cuda import CudaBackend
 from treadle.runtime.state.tiers import pace
@@ -208,7 +208,7 @@ def test_a_chain_of_host_and_disk_outlives_the_engine_and_can_be_cleared(tmp_pat
 
     with engine(disk()) as e:
         e.sink(1, 2, 3)
-        until(lambda: e.tiers.stats().stores["disk"].num_objects == 3, e.tiers)
+        until(lambda: num_objects(e.tiers) == 3, e.tiers)
     with engine(disk()) as e:
         until(lambda: e.tiers.stats().stores["disk"].is_open, e.tiers)
         assert e.find(1, 2, 4) == [Where.DISK, Where.DISK, None]
