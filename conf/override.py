@@ -146,7 +146,8 @@ def wrong_type(key: str, value: object = None) -> ConfigError:
     close = []
     if key == CONNECTORS:
         names = value if isinstance(value, list) else [value]
-        known = all(name in BUILT_IN or name in installed_connectors() for name in names)
+        installed = [*BUILT_IN, *installed_connectors()]
+        known = bool(names) and all(name in installed for name in names)
         close = [f"'{key}=[{', '.join(f'{{name: {name}}}' for name in names)}]'"] if known else []
     return ConfigError("wrong type", key=key, value=value, nearest=close, hint=takes)
 

@@ -57,6 +57,7 @@ def test_the_keys_of_tiers_compose_and_are_checked() -> None:
         ("kv.disk.memory=0", "kv.disk.memory=0: holds nothing"),
         ("kv.disk.timeout_s=0", "kv.disk.timeout_s=0.0: below its least value"),
         ("kv.disk.pth=/x", "kv.disk.pth: no such key; did you mean kv.disk.path"),
+        ("kv.connectors=[peer,{name:peer}]", "kv.connectors=['peer', {'name': 'peer'}]: wrong type; it takes a list"),
         ("kv.connectors=[a]", "kv.connectors=['a']: wrong type; it takes a list of mappings"),
         ("kv.connectors=[{name:moon}]", "kv.connectors[0].name=moon: no such connector"),
     ]:  # fmt: skip
