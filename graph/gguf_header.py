@@ -100,7 +100,10 @@ def _read_file(path: Path, index: int, opener: Opener, count: int) -> tuple[dict
         raise SourceError(f"cannot be read: {error.strerror}", key=str(path)) from None
     try:
         with stream:
-            magic, version, num_tensors, num_pairs = struct.unpack("<4sIQQ", stream.read(24).ljust(24, b"\0"))
+            head = stream.read(24)
+            magic, version, num_tensors, num_pairs = struct.unpack("<4sIQQ", head.ljust(24, b"\0"))
+            if head and len(head) < 24 and b"GGUF".startswith(magic.rstrip(b"\0")):
+                raise SourceError("truncated within its first 24 bytes", key=str(path))
             if magic != b"GGUF" or version not in (2, 3):
                 raise SourceError("not a GGUF file of version 2 or 3", key=str(path))
             reader = _Reader(stream, size)
