@@ -100,11 +100,11 @@ def _read_file(path: Path, index: int, opener: Opener, count: int) -> tuple[dict
         raise SourceError(f"cannot be read: {error.strerror}", key=str(path)) from None
     try:
         with stream:
-            head = stream.read(24)
-            magic, version, num_tensors, num_pairs = struct.unpack("<4sIQQ", head.ljust(24, b"\0"))
-            if head and len(head) < 24 and b"GGUF".startswith(magic.rstrip(b"\0")):
-                raise SourceError("truncated within its first 24 bytes", key=str(path))
-            if magic != b"GGUF" or version not in (2, 3):
+            magic = stream.read(4)
+            if not magic or not b"GGUF".startswith(magic):
+                raise SourceError("not a GGUF file", key=str(path))
+            version, num_tensors, num_pairs = struct.unpack("<IQQ", stream.read(20))
+            if version not in (2, 3):
                 raise SourceError("not a GGUF file of version 2 or 3", key=str(path))
             reader = _Reader(stream, size)
             metadata = {reader.string(): reader.value(reader.number("<I")) for _ in range(num_pairs)}

@@ -21,7 +21,7 @@ def refuse_unusable_files(kv: KVConfig) -> None:
     for index, connector in enumerate(read_connectors(kv.connectors)):
         options = connector.options
         if isinstance(options, PeerOptions) and options.secret_file is not None:
-            _refuse_secret(f"{KEY}[{index}].secret_file", options.secret_file)
+            read_secret(f"{KEY}[{index}].secret_file", options.secret_file)
 
 
 def _refuse_folder(folder: Path, given: str) -> None:
@@ -38,10 +38,13 @@ def _refuse_folder(folder: Path, given: str) -> None:
         raise ConfigError(problem, key=key, value=given, hint=hint) from None
 
 
-def _refuse_secret(key: str, given: str) -> None:
+def read_secret(key: str, path: str) -> bytes:
+    """Return what the file holds, without white space around it. Raises ConfigError, naming ``key``, if that cannot be
+    read or is nothing."""
     try:
-        secret = Path(given).expanduser().read_bytes().strip()
+        secret = Path(path).expanduser().read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", key=key, value=given) from None
+        raise ConfigError(f"cannot be read: {error.strerror}", key=key, value=path) from None
     if not secret:
-        raise ConfigError("empty", key=key, value=given, hint="null: none is asked for")
+        raise ConfigError("empty", key=key, value=path, hint="null: none is asked for")
+    return secret

@@ -98,7 +98,7 @@ class Loads:
             elif self._pool.is_placed(load.key):
                 # On its way down itself, which lets others pass.
                 kept.append(load)
-            elif self._is_given_up(load):
+            elif not self._choose_source(load):
                 self._finish(load, ok=False)
             elif self._reserve(load):
                 ready.append(load)
@@ -108,11 +108,12 @@ class Loads:
         self._waiting.extendleft(reversed(kept))
         self._ask(ready)
 
-    def _is_given_up(self, load: Load) -> bool:
-        """Whether no store would be asked, or none has given anything for as long as the next one may take."""
+    def _choose_source(self, load: Load) -> bool:
+        """Leave out stores that would not be asked; return False if none is left, or if none has given anything for as
+        long as the next one may take."""
         while load.sources and load.sources[0].lane.refuses("load"):
             load.sources.popleft().lane.stats["load"].held_off += 1
-        return not load.sources or self._clock() - max(load.queued, self._arrived) >= load.sources[0].limit_s
+        return bool(load.sources) and self._clock() - max(load.queued, self._arrived) < load.sources[0].limit_s
 
     def _reserve(self, load: Load) -> bool:
         if self.num_bytes and self.num_bytes + load.num_bytes > self._limit:

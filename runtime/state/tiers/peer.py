@@ -7,10 +7,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 
-from treadle.conf.connector import PeerOptions
+from treadle.conf.connector import KEY, PeerOptions
 from treadle.conf.errors import ConfigError
+from treadle.graph.local_files import read_secret
 from treadle.runtime.state.tiers.breaker import Breaker
 from treadle.runtime.state.tiers.peer_server import PeerServer
 from treadle.runtime.state.tiers.store import Scope, StoreError
@@ -120,7 +120,7 @@ class PeerStore:
         self._options = options
         self._listener = None if options.listen is None else _listen(options.listen)
         self._limit_s = limit_s / max(1, len(options.peers))
-        self._secret = _read_secret(options.secret_file)
+        self._secret = b"" if options.secret_file is None else read_secret(KEY, options.secret_file)
         self._peers: list[Peer] = []
         self._at: OrderedDict[bytes, Peer] = OrderedDict()
         self._lock = threading.Lock()
@@ -205,18 +205,4 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server((host.strip("[]"), int(port)), family=family)
     except OSError as error:
         problem = f"cannot listen there: {error.strerror}"
-        raise ConfigError(problem, key="kv.connectors", value=f"listen: {address}") from error
-
-
-def _read_secret(path: str | None) -> bytes:
-    if path is None:
-        return b""
-    try:
-        secret = Path(path).expanduser().read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot be read: {error.strerror}", key="kv.connectors", value=path, hint="peer's secret_file"
-        ) from error
-    if not secret:
-        raise ConfigError("empty", key="kv.connectors", value=path, hint="peer's secret_file")
-    return secret
+        raise ConfigError(problem, key=KEY, value=f"listen: {address}") from error

@@ -47,9 +47,11 @@ def test_one_engine_pulls_what_another_holds() -> None:
         assert source.tiers.stats().used_bytes == 3 * (SIZE + 256)
 
 
-def test_what_is_on_the_other_engines_disk_is_given_too(tmp_path: Path) -> None:
+@contextmanager
+def offering_from_disk(folder: Path) -> Iterator[tuple[Engine, Engine]]:
+    """An engine with page 1 on its disk alone, and one that asks it."""
     link, store = peer(listen="127.0.0.1:0")
-    disk = Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
+    disk = Link(name="disk", store=DiskStore(folder, 1 << 20), where=Where.DISK, limit_s=20.0)
     with engine(disk, link) as source:
         source.sink(1)
         until(lambda: num_objects(source.tiers) == 1, source.tiers)
@@ -57,26 +59,23 @@ def test_what_is_on_the_other_engines_disk_is_given_too(tmp_path: Path) -> None:
         until(lambda: store.server is not None, source.tiers)
         assert store.server is not None
         with engine(peer(peers=(f"127.0.0.1:{store.server.port}",))[0]) as e:
-            assert located(e, 1) == [Where.CONNECTOR]
-            assert e.fetch(1) == [True]
+            yield source, e
+
+
+def test_what_is_on_the_other_engines_disk_is_given_too(tmp_path: Path) -> None:
+    with offering_from_disk(tmp_path) as (_, e):
+        assert located(e, 1) == [Where.CONNECTOR]
+        assert e.fetch(1) == [True]
 
 
 def test_what_is_damaged_on_the_other_engines_disk_is_forgotten_there(tmp_path: Path) -> None:
-    link, store = peer(listen="127.0.0.1:0")
-    disk = Link(name="disk", store=DiskStore(tmp_path, 1 << 20), where=Where.DISK, limit_s=20.0)
-    with engine(disk, link) as source:
-        source.sink(1)
-        until(lambda: num_objects(source.tiers) == 1, source.tiers)
-        source.tiers._pool.drop(key(1))
+    with offering_from_disk(tmp_path) as (source, e):
         (file,) = (each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > SIZE)
         file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-        until(lambda: store.server is not None, source.tiers)
-        assert store.server is not None
-        with engine(peer(peers=(f"127.0.0.1:{store.server.port}",))[0]) as e:
-            assert located(e, 1) == [Where.CONNECTOR]
-            assert e.fetch(1) == [False]
-            # It was not sent at all.
-            assert e.tiers.stats().stores["peer"].calls["load"].corrupt == 0
+        assert located(e, 1) == [Where.CONNECTOR]
+        assert e.fetch(1) == [False]
+        # It was not sent at all.
+        assert e.tiers.stats().stores["peer"].calls["load"].corrupt == 0
         assert num_objects(source.tiers) == 0
         assert not file.exists()
 
