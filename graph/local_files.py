@@ -31,8 +31,7 @@ def _refuse_folder(folder: Path, given: str) -> None:
         if not there.is_dir():
             problem = "not a folder" if there == folder else f"{there} is not a folder"
             raise ConfigError(problem, key=key, value=given, hint=hint)
-        with tempfile.TemporaryDirectory(prefix=".treadle-", dir=there):
-            pass
+        tempfile.TemporaryDirectory(prefix=".treadle-", dir=there).cleanup()
     except OSError as error:
         problem = f"cannot be {'written' if there == folder else 'made'}: {error.strerror}"
         raise ConfigError(problem, key=key, value=given, hint=hint) from None
