@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import mmap
 import statistics
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,12 +15,12 @@ from torch import Tensor
 from treadle.kernels.backend.assembler import choose_assembler, driver_major
 from treadle.kernels.backend.cuda_copies import launch_copies
 from treadle.kernels.backend.kernel_cache import keep_kernels
+from treadle.kernels.backend.pinned import pinned
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
 
 _ALIGN = 4096
-_LARGE = 64 << 20
 _TIMED_RUNS = 7
 _CALLS_A_RUN = 10
 
@@ -127,19 +125,7 @@ class CudaBackend:
 
     def host(self, num_bytes: int) -> Tensor:
         """Return zeroed pinned memory. Raises MemoryError if the driver does not pin as much."""
-        if num_bytes < _LARGE:
-            return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
-        # The allocator of torch would round this up to the next power of two.
-        memory = mmap.mmap(-1, num_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        error = _runtime().cudaHostRegister(tensor.data_ptr(), num_bytes, 0)
-        if int(error) != 0:
-            raise MemoryError(f"the driver does not pin {num_bytes} bytes of host memory: {error}")
-        weakref.finalize(tensor.untyped_storage(), _unpin, memory, tensor.data_ptr()).atexit = False
-        return tensor
+        return pinned(num_bytes)
 
     def copy(self, source: Tensor, target: Tensor, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Launch copies of byte ranges on the current stream, not the default one.
@@ -214,16 +200,6 @@ class CudaBackend:
         reserved = torch.cuda.memory_reserved()
         unused = reserved - torch.cuda.memory_allocated()
         return MemoryFacts(total_bytes=total, available_bytes=free + unused, reserved_bytes=reserved)
-
-
-def _unpin(memory: mmap.mmap, address: int) -> None:
-    """Give ``memory`` back to the system once the driver has let go of it."""
-    _runtime().cudaHostUnregister(address)
-    del memory
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _event() -> torch.cuda.Event:
