@@ -54,9 +54,12 @@ class _Job:
     ticket: Ticket | None = None
 
     def brings(self, other: _Job) -> bool:
-        """Whether the first item that ``other`` lacks is among this one's."""
-        first = next(iter([*other.pages, *itertools.chain.from_iterable(other.items or ())]))
-        return first in self.pages or any(first in keys for keys in self.items or ())
+        """Whether the first item that ``other`` lacks is among this one's.
+
+        It may lack none: where a chunk begins, a window reaches back to nothing.
+        """
+        first = next(iter([*other.pages, *itertools.chain.from_iterable(other.items or ())]), None)
+        return first is not None and (first in self.pages or any(first in keys for keys in self.items or ()))
 
     def need(self) -> Counts:
         need = {kind: len(keys) for kind, keys in enumerate(self.items or [])}
@@ -82,6 +85,7 @@ class Restorer:
     ) -> None:  # fmt: skip
         self._arena, self._cache, self._holders, self._tiers, self._sinker = arena, cache, holders, tiers, sinker
         self._page_tokens, self._needs_snapshots = state.page_tokens, state.needs_checkpoints
+        self._windows = range(1, len(state.groups))
         self._jobs: dict[Sequence, _Job] = {}
         self.restored_tokens = 0
         """tokens that did not have to be computed again"""
@@ -131,8 +135,8 @@ class Restorer:
         return room.fits(room.whole(sequence), room.beside(sequence, others))
 
     def look_ahead(self, sequence: Sequence) -> None:
-        """Bring what a sequence further back in the queue will want into host memory."""
-        if sequence.looked:
+        """Bring what a sequence further back in the queue will want into host memory, unless it was asked for."""
+        if sequence.looked or sequence.asked or sequence in self._jobs:
             return
         job, _ = self._look(sequence)
         if job is not None and not job.position:
@@ -163,7 +167,7 @@ class Restorer:
                 assert len(job.ticket.ok) == sum(job.need().values()), "not all that was taken is fetched"
             if job.ticket is not None and job.ticket.done:
                 del self._jobs[sequence]
-                sequence.asked = True
+                sequence.asked, sequence.coming = True, {}
                 self._finish(sequence, job)
 
     def _look(self, sequence: Sequence) -> tuple[_Job | None, list[Where | None]]:
@@ -245,6 +249,9 @@ class Restorer:
         # Not before all are there: what is pinned cannot make way for items of another kind.
         for pool, handles in zip(self._arena.pools, job.taken):
             pool.pin(handles)
+        # Of a snapshot it will want copies, but for whole pages.
+        windows = {kind: len(job.taken[kind]) - (job.position % self._page_tokens > 0) for kind in self._windows}
+        sequence.coming = {0: job.base.end + len(job.pages)} | (windows if job.items is not None else {})
         self._jobs[sequence] = job
 
     def _objects(self, job: _Job) -> Iterator[Object]:
