@@ -9,6 +9,7 @@ from history_model import KV, PAGE_TOKENS, STATES, VOCAB, Bench, answer, choices
 from tiers_engine import DictStore
 
 from treadle.graph.state import State
+from treadle.runtime.request import SessionHint
 from treadle.runtime.state.tiers.ticket import Where
 from treadle.runtime.state.tiers.tiers import Link
 
@@ -113,6 +114,31 @@ def test_room_is_not_kept_twice_for_what_is_on_its_way() -> None:
     for each, prompt in ("a", COMES_BACK), ("b", NEW[:3]), ("c", NEW):
         assert bench.tokens(each) == answer(prompt, 2)
     assert bench.engine.stats().preemptions == 0
+    bench.close()
+
+
+def test_hints_do_not_keep_out_who_waits_for_room() -> None:
+    store, gate, other = DictStore(), threading.Event(), [(token + 1) % VOCAB for token in COMES_BACK]
+    bench = over(store)
+    bench.add("x", COMES_BACK, max_tokens=1)
+    bench.add("y", other, max_tokens=1)
+    bench.run().close()
+    store.gates["load"] = gate
+    bench = over(store, num_pages=20)
+    bench.add("a", COMES_BACK, session=SessionHint(id="a", prefetch=True))
+    while not bench.engine._memory._restorer.busy:
+        bench.step()
+    # Of twenty pages it needs eighteen, five of which are taken.
+    long = [*NEW, *NEW, *NEW, *NEW, *NEW]
+    bench.add("b", long, max_tokens=2)
+    bench.add("c", other, session=SessionHint(id="c", prefetch=True))
+    for _ in range(50):
+        bench.step()
+    assert bench.reason("c") == "length"
+    assert not {"a", "b"} & bench.outputs.keys()
+    gate.set()
+    bench.run()
+    assert bench.tokens("b") == answer(long, 2)
     bench.close()
 
 
