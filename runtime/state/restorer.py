@@ -190,35 +190,45 @@ class Restorer:
         while begin < most // size * size and None not in places:
             behind = tokens[begin : min(begin + count, most // size * size)].tobytes()
             names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
-            found = self._tiers.find(names)
+            found = self._ask(sequence, names)
             if Where.PENDING in found:
                 return unknown, []
             new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
             places += found
             begin, count = begin + count, 2 * count
         digests += new
-        end, job = self._find_end(tokens, digests, match.position, most), None
+        end, job = self._find_end(sequence, tokens, digests, match.position), None
         if end is not None:
             if Where.PENDING in end.places:
                 return unknown, []
             pages = new[: max(end.position // size - base.end, 0)]
             job = _Job(tokens, base, digests, end.position, pages, end.items, places[: len(pages)])
             places += end.places
+        sequence.heard.clear()
         return job, places
 
-    def _find_end(self, tokens: array[int], digests: list[bytes], known: int, most: int) -> _End | None:
+    def _ask(self, sequence: Sequence, keys: list[bytes]) -> list[Where | None]:
+        """Return where objects are. What connectors have said stays true for a sequence until it has heard all, since
+        the answers of a slow one are old before the last is there."""
+        heard = sequence.heard
+        new = [key for key in keys if key not in heard]
+        found = dict(zip(new, self._tiers.find(new)))
+        heard |= {key: where for key, where in found.items() if where in (None, Where.CONNECTOR)}
+        return [found[key] if key in found else heard[key] for key in keys]
+
+    def _find_end(self, sequence: Sequence, tokens: array[int], digests: list[bytes], known: int) -> _End | None:
         """Return the furthest position beyond ``known`` of which all is there, or where that is not known yet.
 
         First one position is asked about, then twice as many each time: few waits for connectors, little work for few.
         """
-        candidates, count = self._candidates(tokens, digests, known, most), 1
+        candidates, count = self._candidates(tokens, digests, known, max(len(tokens) - 1, 0)), 1
         while group := [*itertools.islice(candidates, count)]:
             items = [
                 self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
                 for position, tail in group
             ]
             keys = [[*itertools.chain.from_iterable(each or ())] for each in items]
-            answers = iter(self._tiers.find([*itertools.chain.from_iterable(keys)]))
+            answers = iter(self._ask(sequence, [*itertools.chain.from_iterable(keys)]))
             for (position, _), each, names in zip(group, items, keys):
                 found = [*itertools.islice(answers, len(names))]
                 if all(found):
