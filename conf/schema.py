@@ -261,7 +261,8 @@ class PassesConfig:
     )
     compile: bool = field(default=True, metadata=_about("compile each layer body with inductor"))
     compile_cache: str | None = field(
-        default=None, metadata=_about("directory of compiled bodies; null: treadle's in the user's cache directory")
+        default=None,
+        metadata=_about("directory of compiled bodies and kernels; null: treadle's in the user's cache"),
     )
 
     def __post_init__(self) -> None:

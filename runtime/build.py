@@ -136,6 +136,13 @@ def capturable(graph: Graph) -> bool:
     return all(getattr(node.target, "namespace", "") != ops.NAMESPACE.name for node in nodes)
 
 
+def device(resolved: Resolved) -> Backend:
+    """Return what a deployment runs on. Raises NoCudaError if that is not here."""
+    hardware, config = resolved.deployment.hardware, resolved.deployment.passes
+    cache = None if config.compile_cache is None else Path(config.compile_cache)
+    return open_backend(hardware.device, threads=hardware.threads or 1, fixed=config.deterministic, cache=cache)
+
+
 def weights(
     resolved: Resolved, expressions: Iterable[WeightExpr], on_phase: OnPhase | None = None
 ) -> Mapping[WeightExpr, Tensor]:
@@ -160,8 +167,7 @@ def build_engine(resolved: Resolved, on_phase: OnPhase) -> Engine:
     deployment = resolved.deployment
     resolved.source.fetch(on_phase)
     on_phase("graph")
-    hardware, deterministic = deployment.hardware, deployment.passes.deterministic
-    backend = open_backend(hardware.device, threads=hardware.threads or 1, fixed=deterministic)
+    backend = device(resolved)
     made = program(resolved, backend, on_phase)
     loaded = weights(resolved, made.weights, on_phase)
     on_phase("state")

@@ -8,6 +8,7 @@ import mmap
 import statistics
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from treadle.kernels.backend.assembler import choose_assembler, driver_major
 from treadle.kernels.backend.cuda_copies import launch_copies
+from treadle.kernels.backend.kernel_cache import keep_kernels
 from treadle.kernels.backend.protocol import MemoryFacts, Replay, Stream
 
 T = TypeVar("T")
@@ -100,11 +102,14 @@ class CudaBackend:
     device = "cuda"
     captures = True
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path | None = None) -> None:
+        """``cache``: where compiled kernels are kept."""
         if not torch.cuda.is_available():
             why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
             raise NoCudaError(f"hardware.device=cuda, but this torch ({torch.__version__}) {why}; hardware=cpu works")
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        if cache is not None:
+            keep_kernels(cache / "triton")
         parts = torch.cuda.get_device_name(), f"torch {torch.__version__}", f"triton {_triton_version()}"
         major, minor = torch.cuda.get_device_capability()
         assembler = choose_assembler(10 * major + minor, driver_major())

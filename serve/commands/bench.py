@@ -36,7 +36,7 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
 
     Raises: ConfigError without a recipe, and for rows that the deployment cannot run.
     """
-    from treadle.kernels.backend import open_backend
+    from treadle.runtime.build import device
 
     deployment = resolved.deployment
     bench, scheduler = deployment.bench, deployment.scheduler
@@ -51,7 +51,7 @@ def run(resolved: Resolved, console: Console, output: str = ".") -> int:
         max_queue=scheduler.max_queue,
     )
     started, machine = datetime.now(UTC), facts.machine(deployment.hardware)
-    backend = open_backend(deployment.hardware.device, threads=deployment.hardware.threads or 1)
+    backend = device(resolved)
     ceilings = _ceilings(backend)
     found = _starts(resolved, recipe)
     with ExitStack() as stack:

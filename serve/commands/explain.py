@@ -48,10 +48,9 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     Raises: ConfigError if the pipeline leaves out ``show``. Returns 1 if a proof fails, else 0.
     """
     from treadle.graph.resolve import refuse_elsewhere
-    from treadle.kernels.backend import open_backend
     from treadle.passes.compile import is_worth_compiling
     from treadle.passes.prove import ProofError, Prover
-    from treadle.runtime.build import lowering_sizes, passes, program, weights
+    from treadle.runtime.build import device, lowering_sizes, passes, program, weights
 
     if prove:
         refuse_elsewhere(resolved)
@@ -59,7 +58,7 @@ def run(resolved: Resolved, console: Console, show: str | None = None, prove: bo
     here = hardware.device == "cpu" or cuda_device() is not None
     if not here:
         resolved = _unmeasured(resolved)
-    backend = open_backend(hardware.device, threads=hardware.threads or 1) if here else None
+    backend = device(resolved) if here else None
     sizes = lowering_sizes(resolved, backend)
     names = [each.name for size in sizes for each in passes(resolved, max_tokens=size)]
     if show is not None and show not in names:

@@ -63,7 +63,7 @@ def test_captured_steps_of_two_lowerings_equal_the_oracle(
 ) -> None:
     """All that a GPU does, its kernels and its captures replaced by the CPU's."""
     backend = CapturingBackend()
-    monkeypatch.setattr("treadle.runtime.build.open_backend", lambda device, threads, fixed: backend)
+    monkeypatch.setattr("treadle.runtime.build.open_backend", lambda device, threads, fixed, cache: backend)
     # Steps of more than 16 tokens are larger than the largest bucket.
     check(tiny(name), (*FUSED, "scheduler.max_step_tokens=20", f"passes.compile_cache={tmp_path}"))
     assert (tmp_path / "timings.json").exists()

@@ -41,7 +41,7 @@ def test_what_inductor_took_in_is_compiled(tmp_path: Path) -> None:
 
 def test_the_program_of_small_steps_is_printed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CapturingBackend()
-    monkeypatch.setattr("treadle.kernels.backend.open_backend", lambda device, threads: backend)
+    monkeypatch.setattr("treadle.runtime.build.device", lambda resolved: backend)
     text = explained("passes.compile=false", prove=True)
     for title in ("passes, any step", "kernels, any step", "passes, up to 8 tokens", "kernels, up to 8 tokens"):
         assert text.count(title) == 1
@@ -90,7 +90,7 @@ def test_a_deterministic_deployment_has_one_program_of_invariant_kernels(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     backend = CapturingBackend()
-    monkeypatch.setattr("treadle.kernels.backend.open_backend", lambda device, threads: backend)
+    monkeypatch.setattr("treadle.runtime.build.device", lambda resolved: backend)
     text = explained("passes.deterministic=true", f"passes.compile_cache={tmp_path}")
     assert "up to 8 tokens" not in text
     for kernel in ("linear.cpp_invariant", "paged_attention.cpp_invariant"):
