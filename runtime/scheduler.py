@@ -112,10 +112,7 @@ class Scheduler:
             if sequence.prefilling and room.left and self._may_advance(sequence):
                 self._plan_chunk(plan, sequence, room)
         self._plan_newcomers(plan, room)
-        for sequence in list(self.prefetching):
-            if self.memory.prefetch(sequence, self._others) is not None:
-                self.prefetching.remove(sequence)
-                self.arrived.append(sequence)
+        self._prefetch()
         for sequence in plan.sampled:
             sequence.pending += 1
         if not plan.num_tokens:
@@ -202,6 +199,17 @@ class Scheduler:
             plan.admitted.append(sequence)
         first = itertools.islice(self.waiting, LOOK_AHEAD)
         self.memory.look_ahead(each for each in first if each not in self._ahead)
+
+    def _prefetch(self) -> None:
+        """Go on with what is only to be near, beside all that is older: hints must not keep out who waits for room."""
+        first = self._next
+        for sequence in list(self.prefetching):
+            others = self._others
+            if first is not None and first.order < sequence.order:
+                others = Others(self.running, [*self._ahead, first])
+            if self.memory.prefetch(sequence, others) is not None:
+                self.prefetching.remove(sequence)
+                self.arrived.append(sequence)
 
     @property
     def _next(self) -> Sequence | None:

@@ -271,6 +271,7 @@ class StateMemory:
             if self.tiers is not None and node is not None:
                 self._sinker.offer(node, snapshot, urgent=comes_back)
         sequence.asked, sequence.looked, sequence.ahead, sequence.joined = False, False, None, None
+        sequence.heard.clear()
         sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:

@@ -54,9 +54,12 @@ class _Job:
     ticket: Ticket | None = None
 
     def brings(self, other: _Job) -> bool:
-        """Whether the first item that ``other`` lacks is among this one's."""
-        first = next(iter([*other.pages, *itertools.chain.from_iterable(other.items or ())]))
-        return first in self.pages or any(first in keys for keys in self.items or ())
+        """Whether the first item that ``other`` lacks is among this one's.
+
+        It may lack none: where a chunk begins, a window reaches back to nothing.
+        """
+        first = next(iter([*other.pages, *itertools.chain.from_iterable(other.items or ())]), None)
+        return first is not None and (first in self.pages or any(first in keys for keys in self.items or ()))
 
     def need(self) -> Counts:
         need = {kind: len(keys) for kind, keys in enumerate(self.items or [])}
@@ -82,6 +85,7 @@ class Restorer:
     ) -> None:  # fmt: skip
         self._arena, self._cache, self._holders, self._tiers, self._sinker = arena, cache, holders, tiers, sinker
         self._page_tokens, self._needs_snapshots = state.page_tokens, state.needs_checkpoints
+        self._windows = range(1, len(state.groups))
         self._jobs: dict[Sequence, _Job] = {}
         self.restored_tokens = 0
         """tokens that did not have to be computed again"""
@@ -131,8 +135,8 @@ class Restorer:
         return room.fits(room.whole(sequence), room.beside(sequence, others))
 
     def look_ahead(self, sequence: Sequence) -> None:
-        """Bring what a sequence further back in the queue will want into host memory."""
-        if sequence.looked:
+        """Bring what a sequence further back in the queue will want into host memory, unless it was asked for."""
+        if sequence.looked or sequence.asked or sequence in self._jobs:
             return
         job, _ = self._look(sequence)
         if job is not None and not job.position:
@@ -163,7 +167,7 @@ class Restorer:
                 assert len(job.ticket.ok) == sum(job.need().values()), "not all that was taken is fetched"
             if job.ticket is not None and job.ticket.done:
                 del self._jobs[sequence]
-                sequence.asked = True
+                sequence.asked, sequence.coming = True, {}
                 self._finish(sequence, job)
 
     def _look(self, sequence: Sequence) -> tuple[_Job | None, list[Where | None]]:
@@ -186,35 +190,45 @@ class Restorer:
         while begin < most // size * size and None not in places:
             behind = tokens[begin : min(begin + count, most // size * size)].tobytes()
             names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
-            found = self._tiers.find(names)
+            found = self._ask(sequence, names)
             if Where.PENDING in found:
                 return unknown, []
             new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
             places += found
             begin, count = begin + count, 2 * count
         digests += new
-        end, job = self._find_end(tokens, digests, match.position, most), None
+        end, job = self._find_end(sequence, tokens, digests, match.position), None
         if end is not None:
             if Where.PENDING in end.places:
                 return unknown, []
             pages = new[: max(end.position // size - base.end, 0)]
             job = _Job(tokens, base, digests, end.position, pages, end.items, places[: len(pages)])
             places += end.places
+        sequence.heard.clear()
         return job, places
 
-    def _find_end(self, tokens: array[int], digests: list[bytes], known: int, most: int) -> _End | None:
+    def _ask(self, sequence: Sequence, keys: list[bytes]) -> list[Where | None]:
+        """Return where objects are. What connectors have said stays true for a sequence until it has heard all, since
+        the answers of a slow one are old before the last is there."""
+        heard = sequence.heard
+        new = [key for key in keys if key not in heard]
+        found = dict(zip(new, self._tiers.find(new)))
+        heard |= {key: where for key, where in found.items() if where in (None, Where.CONNECTOR)}
+        return [found[key] if key in found else heard[key] for key in keys]
+
+    def _find_end(self, sequence: Sequence, tokens: array[int], digests: list[bytes], known: int) -> _End | None:
         """Return the furthest position beyond ``known`` of which all is there, or where that is not known yet.
 
         First one position is asked about, then twice as many each time: few waits for connectors, little work for few.
         """
-        candidates, count = self._candidates(tokens, digests, known, most), 1
+        candidates, count = self._candidates(tokens, digests, known, max(len(tokens) - 1, 0)), 1
         while group := [*itertools.islice(candidates, count)]:
             items = [
                 self._cache.snapshot_keys(position, tail, digests) if tail or self._needs_snapshots else None
                 for position, tail in group
             ]
             keys = [[*itertools.chain.from_iterable(each or ())] for each in items]
-            answers = iter(self._tiers.find([*itertools.chain.from_iterable(keys)]))
+            answers = iter(self._ask(sequence, [*itertools.chain.from_iterable(keys)]))
             for (position, _), each, names in zip(group, items, keys):
                 found = [*itertools.islice(answers, len(names))]
                 if all(found):
@@ -245,6 +259,9 @@ class Restorer:
         # Not before all are there: what is pinned cannot make way for items of another kind.
         for pool, handles in zip(self._arena.pools, job.taken):
             pool.pin(handles)
+        # Of a snapshot it will want copies, but for whole pages.
+        windows = {kind: len(job.taken[kind]) - (job.position % self._page_tokens > 0) for kind in self._windows}
+        sequence.coming = {0: job.base.end + len(job.pages)} | (windows if job.items is not None else {})
         self._jobs[sequence] = job
 
     def _objects(self, job: _Job) -> Iterator[Object]:

@@ -82,7 +82,8 @@ class Room:
         if not running and not ahead:
             return {}
         size = self._page_tokens
-        calm = CALM_PAGES if newcomer.preemptions else 1
+        # Those ahead must still find the room that they wait for.
+        calm = CALM_PAGES if any(each.preemptions for each in (newcomer, *ahead)) else 1
         grow = (*running, *ahead, newcomer)
         room = {0: sum(min(calm, -(-each.remaining // size)) for each in grow if each.remaining > 0)}
         for group in self._windows:
@@ -96,7 +97,7 @@ class Room:
             )
         for each in ahead:
             for kind, count in self.whole(each).items():
-                room[kind] = room.get(kind, 0) + count
+                room[kind] = room.get(kind, 0) + max(count - each.coming.get(kind, 0), 0)
         return room
 
     def whole(self, sequence: Sequence) -> Counts:

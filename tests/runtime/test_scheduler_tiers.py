@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from history_model import PAGE_TOKENS, STATES, VOCAB, Bench, answer, choices
+from history_model import KV, PAGE_TOKENS, STATES, VOCAB, Bench, answer, choices, window
 from tiers_engine import DictStore
 
+from treadle.graph.state import State
+from treadle.runtime.request import SessionHint
 from treadle.runtime.state.tiers.ticket import Where
 from treadle.runtime.state.tiers.tiers import Link
 
@@ -92,6 +94,93 @@ def test_only_those_pass_that_leave_room_and_a_slot() -> None:
         for name, prompt in ("a", COMES_BACK), ("b", NEW[:3]), ("c", NEW):
             assert bench.tokens(name) == answer(prompt, 2)
         bench.close()
+
+
+def test_room_is_not_kept_twice_for_what_is_on_its_way() -> None:
+    bench, _, gate = held("full", "load", num_pages=9)
+    bench.add("a", COMES_BACK, max_tokens=2)
+    while not bench.engine._memory._restorer.busy:
+        bench.step()
+    bench.add("b", NEW[:3], max_tokens=2)
+    run_until(bench, "b")
+    assert "a" not in bench.outputs
+    # Of the four pages that are left the first wants two, one of which to grow.
+    bench.add("c", NEW, max_tokens=2)
+    for _ in range(20):
+        bench.step()
+    assert "c" not in bench.outputs
+    gate.set()
+    bench.run()
+    for each, prompt in ("a", COMES_BACK), ("b", NEW[:3]), ("c", NEW):
+        assert bench.tokens(each) == answer(prompt, 2)
+    assert bench.engine.stats().preemptions == 0
+    bench.close()
+
+
+def test_hints_do_not_keep_out_who_waits_for_room() -> None:
+    store, gate, other = DictStore(), threading.Event(), [(token + 1) % VOCAB for token in COMES_BACK]
+    bench = over(store)
+    bench.add("x", COMES_BACK, max_tokens=1)
+    bench.add("y", other, max_tokens=1)
+    bench.run().close()
+    store.gates["load"] = gate
+    bench = over(store, num_pages=20)
+    bench.add("a", COMES_BACK, session=SessionHint(id="a", prefetch=True))
+    while not bench.engine._memory._restorer.busy:
+        bench.step()
+    # Of twenty pages it needs eighteen, five of which are taken.
+    long = [*NEW, *NEW, *NEW, *NEW, *NEW]
+    bench.add("b", long, max_tokens=2)
+    bench.add("c", other, session=SessionHint(id="c", prefetch=True))
+    for _ in range(50):
+        bench.step()
+    assert bench.reason("c") == "length"
+    assert not {"a", "b"} & bench.outputs.keys()
+    gate.set()
+    bench.run()
+    assert bench.tokens("b") == answer(long, 2)
+    bench.close()
+
+
+def test_what_is_on_its_way_to_the_device_is_not_sent_for_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _, gate = held("full", "load", max_step_tokens=4, overlap=False)
+    tiers = bench.engine._memory.tiers
+    assert tiers is not None
+    bench.add("a", COMES_BACK, max_tokens=2)
+    while not bench.engine._memory._restorer.busy:
+        bench.step()
+    monkeypatch.setattr(tiers, "prefetch", lambda objects: pytest.fail("sent for ahead"))
+    # Its prompt takes whole steps, so that nobody else is looked at.
+    bench.add("b", NEW, max_tokens=2)
+    run_until(bench, "b")
+    gate.set()
+    bench.run()
+    assert bench.tokens("a") == answer(COMES_BACK, 2)
+    bench.close()
+
+
+def test_who_lacks_no_item_waits_for_nobody() -> None:
+    # Where a chunk begins a window reaches back to nothing: pages that are there are all that it takes to go on.
+    state, store, gate = State(groups=(KV, window(0, chunk=8))), DictStore(), threading.Event()
+    bench = over(store, state=state)
+    bench.add("before", COMES_BACK, max_tokens=2)
+    bench.run().close()
+    bench = over(store, state=state, checkpoint_tokens=64)
+    known = [*NEW, *NEW[:8]]
+    bench.add("known", known, max_tokens=2)
+    bench.run()
+    store.gates["load"] = gate
+    bench.add("a", COMES_BACK, max_tokens=2)
+    while not bench.engine._memory._restorer.busy:
+        bench.step()
+    bench.add("b", [*known[:18], 5], max_tokens=2)
+    run_until(bench, "b")
+    assert bench.tokens("b") == answer([*known[:18], 5], 2)
+    assert bench.outputs["b"][0].num_cached_tokens == 16
+    gate.set()
+    bench.run()
+    assert bench.tokens("a") == answer(COMES_BACK, 2)
+    bench.close()
 
 
 @pytest.mark.parametrize("name", sorted(STATES))

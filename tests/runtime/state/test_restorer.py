@@ -64,6 +64,34 @@ def test_what_is_on_the_device_is_not_fetched(name: str, monkeypatch: pytest.Mon
     bench.close()
 
 
+@pytest.mark.parametrize("name", sorted(STATES))
+def test_answers_that_are_old_before_the_last_is_there_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DictStore()
+    links = [Link(name="remote", store=store, where=Where.CONNECTOR, limit_s=20.0)]
+    history = [(i * 7 + i * i) % VOCAB for i in range(200)]
+    bench = Bench(state=STATES[name], host_bytes=1 << 20, links=links)
+    bench.add("before", history, max_tokens=1)
+    bench.run()
+    tree = bench.engine._memory.cache.tree
+    pages = {digest for node in tree._nodes() for digest in tree.digests(node)}
+    bench.close()
+    # Where a model needs more than pages, that is sought at one position after the other.
+    store.kept = {key: data for key, data in store.kept.items() if key in pages}
+    lookup = store.lookup
+
+    def slow(keys: Ordered[bytes]) -> list[bool]:
+        time.sleep(0.02)
+        return lookup(keys)
+
+    monkeypatch.setattr(store, "lookup", slow)
+    monkeypatch.setattr("treadle.runtime.state.tiers.known.LACKS_S", 0.05)
+    bench = Bench(state=STATES[name], host_bytes=1 << 20, links=links)
+    bench.add("a", [*history, 1], max_tokens=2)
+    bench.run()
+    assert bench.tokens("a") == answer([*history, 1], 2)
+    bench.close()
+
+
 @pytest.mark.parametrize("lost", ["all", "first", "last"])
 @pytest.mark.parametrize("name", sorted(STATES))
 def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 from arenas import make_arena
-from history_model import HYBRID, RECURRENT, WINDOWED
+from history_model import HYBRID, RECURRENT, STATE, WINDOWED
 
 from treadle.graph.state import State
+from treadle.runtime.request import Request, SamplingParams
+from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.room import CALM_PAGES, Others
 
 
 def memory_of(state: State, **counts: int) -> StateMemory:
@@ -45,3 +48,21 @@ def test_room_is_made_of_what_is_kept() -> None:
     assert not room.fits({0: 10_000})
     assert not room.make({0: 10_000})
     assert len(snapshots) == 0
+
+
+def sequence(num_tokens: int, preemptions: int = 0) -> Sequence:
+    request = Request(id="r", prompt=[1] * num_tokens, params=SamplingParams())
+    made = Sequence(request, order=0, max_tokens=40, seed=0, arrival_s=0.0)
+    made.preemptions = preemptions
+    return made
+
+
+def test_room_stays_for_those_that_a_newcomer_passes() -> None:
+    room = memory_of(STATE, k0=64).cache.room
+    newcomer, ahead = sequence(3), sequence(21)
+    # A page each to grow, and all of the other one's.
+    assert room.beside(newcomer, Others((), (ahead,))) == {0: 2 + 6}
+    ahead.coming = {0: 5}
+    assert room.beside(newcomer, Others((), (ahead,))) == {0: 2 + 1}
+    # Who comes back looks for more room, and must still find it.
+    assert room.beside(newcomer, Others((), (sequence(21, preemptions=1),))) == {0: 2 * CALM_PAGES + 6}
