@@ -13,7 +13,7 @@ from treadle.graph.packet import Control
 from treadle.runtime.processors import RowProcessors
 from treadle.runtime.request import FinishReason, Request, RequestError, SamplingParams, TokenLogprob
 from treadle.runtime.state.node import TOKEN_TYPE, Node
-from treadle.runtime.state.tiers.ticket import Ticket, Where
+from treadle.runtime.state.wait import Wait
 
 
 class Needs(NamedTuple):
@@ -139,24 +139,9 @@ class Sequence:
         """where that begins, in units of 256 bytes"""
         self.stops: list[int] = []
         """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
-        self.asked = False
-        """tiers have been asked for its state since it began to wait"""
-        self.coming: dict[int, int] = {}
-        """whole pages by group that are kept for it while it waits: those on their way from tiers, and those before"""
-        self.joined: Sequence | None = None
-        """whose state, on its way from tiers, it waits for, since it begins with the same"""
-        self.heard: dict[bytes, Where | None] = {}
-        """what connectors have said about its state while not all is known yet"""
-        self.looked = False
-        """and already when it stood further back in the queue"""
-        self.ahead: tuple[int, Ticket] | None = None
-        """tokens that were found then, and their way to host memory"""
+        self.wait = Wait()
         self.left = 0
         """tokens that were computed when it was preempted last"""
-        self.restored: dict[str, int] = {}
-        """tokens that tiers brought back for it since it began to wait, by tier"""
-        self.failed = 0
-        """of those, what a tier did not give back"""
         self.cut = False
         """it was ended by somebody else, at a token that need not be the last one computed"""
         self.node: Node | None = None

@@ -26,7 +26,7 @@ class Accounts:
         if sequence.preemptions:
             lost = sequence.left - position
             if lost > 0:
-                self.recomputed["failed" if sequence.failed else "evicted"] += lost
+                self.recomputed["failed" if sequence.wait.failed else "evicted"] += lost
             self.preempted["recomputed" if lost > 0 else "moved" if external else "kept"] += 1
             return
         self.misses.add(reasons)
@@ -48,8 +48,7 @@ class Accounts:
     def _where(sequence: Sequence, position: int) -> dict[str, int]:
         """Return the tokens before ``position`` by the place where they were when the sequence came."""
         where, left = dict[str, int](), position
-        for place, count in sequence.restored.items():
+        for place, count in sequence.wait.restored.items():
             where[place] = min(count, left)
             left -= where[place]
-        sequence.restored = {}
         return {place: count for place, count in ({"device": left} | where).items() if count}

@@ -20,6 +20,7 @@ from treadle.runtime.state.cache import PrefixCache
 from treadle.runtime.state.changes import Changes
 from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
+from treadle.runtime.state.leaks import reclaim
 from treadle.runtime.state.node import Match, Node
 from treadle.runtime.state.restorer import Restorer
 from treadle.runtime.state.room import Counts, Others
@@ -27,6 +28,7 @@ from treadle.runtime.state.sessions import Sessions
 from treadle.runtime.state.sinker import Sinker
 from treadle.runtime.state.snapshots import Snapshot
 from treadle.runtime.state.tiers.tiers import Tiers
+from treadle.runtime.state.wait import Wait
 
 
 def arena_kinds(state: State) -> tuple[Kind, ...]:
@@ -134,6 +136,12 @@ class StateMemory:
         match = self.cache.match(sequence)
         if match is None:
             return False
+        if self.tiers is not None and match.position < sequence.wait.near:
+            # Evicted while it waited for room; tiers may have it.
+            sequence.wait = Wait()
+            self.cache.dismiss(match)
+            return False
+        sequence.wait.near = match.position
         self.sessions.returned(sequence)
         beside, snapshot = self._room.beside(sequence, others), match.snapshot
         # Who comes back takes what it left; others go on from copies, if there is room for both.
@@ -151,6 +159,7 @@ class StateMemory:
             self.cache.dismiss(match)
             return False
         self.accounts.admitted(sequence, match.position, reasons, has_tiers=self.tiers is not None)
+        sequence.wait = Wait()
         sequence.node = match.node
         sequence.computed = match.position
         self._fill(sequence, match, takes)
@@ -270,9 +279,7 @@ class StateMemory:
             node, snapshot = kept or (sequence.node, None)
             if self.tiers is not None and node is not None:
                 self._sinker.offer(node, snapshot, urgent=comes_back)
-        sequence.asked, sequence.looked, sequence.ahead, sequence.joined = False, False, None, None
-        sequence.heard.clear()
-        sequence.left, sequence.failed = sequence.num_valid, 0
+        sequence.left = sequence.num_valid
         self._give_back(sequence)
         if not comes_back:
             self.sessions.ended(sequence, node, snapshot)
@@ -290,25 +297,9 @@ class StateMemory:
         self.cache.settle()
 
     def heal(self) -> dict[str, int]:
-        """While nothing runs, give back what somebody forgot; return who had taken how many items.
-
-        All that may be left then is the tree's own references, under no lock.
-        """
-        leaked: dict[str, int] = {}
+        """While nothing runs, give back what somebody forgot; return who had taken how many items."""
         pins = self.sessions.suspend()
-        tree, snapshots = self.cache.tree, self.cache.snapshots
-        if tree.evictable != tree.num_pages:
-            for page in tree.force_unlock():
-                leaked[self.pages.owner(page)] = leaked.get(self.pages.owner(page), 0) + 1
-        snapshots.force_unlock()
-        for pool in self.arena.pools:
-            held = list(snapshots.items(pool.kind))
-            if pool.kind != 0:
-                self._holders[pool.kind].clear()
-            if pool.num_refs != len(held) + (tree.num_pages if pool.kind == 0 else 0):
-                held += tree.pages() if pool.kind == 0 else ()
-                for owner, count in pool.reclaim(held).items():
-                    leaked[owner] = leaked.get(owner, 0) + count
+        leaked = reclaim(self.arena, self.cache, self._holders)
         self.sessions.resume(pins)
         return leaked
 

@@ -46,7 +46,7 @@ class Misses:
         end = sequence.prompt_len
         if not enabled or len(sequence.readable) < len(tokens):
             return {"opted_out": end - reached}
-        failed = min(sequence.failed, end - reached)
+        failed = min(sequence.wait.failed, end - reached)
         reached += failed
         evicted = max(self._evicted(tokens, match) - reached, 0)
         reached += evicted

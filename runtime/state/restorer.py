@@ -104,19 +104,19 @@ class Restorer:
 
     def holds(self, sequence: Sequence, others: Others) -> bool:
         """Whether a waiting sequence should wait on: something is on its way to it, or may be soon."""
-        if sequence in self._jobs or sequence.joined in self._jobs:
+        if sequence in self._jobs or sequence.wait.joined in self._jobs:
             return True
-        if sequence.asked or not self._has_room(sequence, others):
+        if sequence.wait.asked or not self._has_room(sequence, others):
             return False
         job, found = self._look(sequence)
         if job is not None and not job.position:
             return True
         # What is on its way for another one, say a system prompt that they share, is not fetched twice.
-        sequence.joined = self._who_brings(job)
-        if sequence.joined is not None:
+        sequence.wait.joined = self._who_brings(job)
+        if sequence.wait.joined is not None:
             return True
         self._tiers.count(found)
-        sequence.asked, sequence.failed = True, self._lost_ahead(sequence, job)
+        sequence.wait.asked, sequence.wait.failed = True, self._lost_ahead(sequence, job)
         if job is None:
             return False
         self._cache.tree.lock(job.base)
@@ -136,23 +136,23 @@ class Restorer:
 
     def look_ahead(self, sequence: Sequence) -> None:
         """Bring what a sequence further back in the queue will want into host memory, unless it was asked for."""
-        if sequence.looked or sequence.asked or sequence in self._jobs:
+        if sequence.wait.looked or sequence.wait.asked or sequence in self._jobs:
             return
         job, _ = self._look(sequence)
         if job is not None and not job.position:
             return
-        sequence.looked = True
+        sequence.wait.looked = True
         if job is not None:
-            sequence.ahead = self._gain(job), self._tiers.prefetch([*self._objects(job)])
+            sequence.wait.sent = self._gain(job), self._tiers.prefetch([*self._objects(job)])
 
     def _gain(self, job: _Job) -> int:
         return job.position - job.base.end * self._page_tokens
 
     def _lost_ahead(self, sequence: Sequence, job: _Job | None) -> int:
         """Return the tokens that were found when the sequence stood further back, and that no tier gave then."""
-        if sequence.ahead is None:
+        if sequence.wait.sent is None:
             return 0
-        (gain, ticket), sequence.ahead = sequence.ahead, None
+        (gain, ticket), sequence.wait.sent = sequence.wait.sent, None
         if not ticket.done or all(ticket.ok):
             return 0
         lost = max(gain - (0 if job is None else self._gain(job)), 0)
@@ -167,7 +167,7 @@ class Restorer:
                 assert len(job.ticket.ok) == sum(job.need().values()), "not all that was taken is fetched"
             if job.ticket is not None and job.ticket.done:
                 del self._jobs[sequence]
-                sequence.asked, sequence.coming = True, {}
+                sequence.wait.asked, sequence.wait.coming = True, {}
                 self._finish(sequence, job)
 
     def _look(self, sequence: Sequence) -> tuple[_Job | None, list[Where | None]]:
@@ -204,13 +204,13 @@ class Restorer:
             pages = new[: max(end.position // size - base.end, 0)]
             job = _Job(tokens, base, digests, end.position, pages, end.items, places[: len(pages)])
             places += end.places
-        sequence.heard.clear()
+        sequence.wait.heard.clear()
         return job, places
 
     def _ask(self, sequence: Sequence, keys: list[bytes]) -> list[Where | None]:
         """Return where objects are. What connectors have said stays true for a sequence until it has heard all, since
         the answers of a slow one are old before the last is there."""
-        heard = sequence.heard
+        heard = sequence.wait.heard
         new = [key for key in keys if key not in heard]
         found = dict(zip(new, self._tiers.find(new)))
         heard |= {key: where for key, where in found.items() if where in (None, Where.CONNECTOR)}
@@ -261,7 +261,7 @@ class Restorer:
             pool.pin(handles)
         # Of a snapshot it will want copies, but for whole pages.
         windows = {kind: len(job.taken[kind]) - (job.position % self._page_tokens > 0) for kind in self._windows}
-        sequence.coming = {0: job.base.end + len(job.pages)} | (windows if job.items is not None else {})
+        sequence.wait.coming = {0: job.base.end + len(job.pages)} | (windows if job.items is not None else {})
         self._jobs[sequence] = job
 
     def _objects(self, job: _Job) -> Iterator[Object]:
@@ -309,10 +309,11 @@ class Restorer:
         for pool, handles in zip(self._arena.pools, rest):
             pool.release(handles)
         tree.unlock(job.base)
+        sequence.wait.near = max(sequence.wait.near, min(restored, job.position))
         self.restored_tokens += min(restored, job.position)
         self._note_places(sequence, job, min(restored, job.position))
         failed = max(job.position - restored, 0)
-        sequence.failed += failed
+        sequence.wait.failed += failed
         self.failed_tokens += failed
 
     def _note_places(self, sequence: Sequence, job: _Job, restored: int) -> None:
@@ -323,4 +324,4 @@ class Restorer:
         places = [*places, *[places[-1]] * (pages - len(places))][:pages]
         for place, count in Counter(places).items():
             tokens = count * size - (pages * size - left if place is places[-1] else 0)
-            sequence.restored[place.value] = sequence.restored.get(place.value, 0) + tokens
+            sequence.wait.restored[place.value] = sequence.wait.restored.get(place.value, 0) + tokens

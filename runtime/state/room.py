@@ -97,7 +97,7 @@ class Room:
             )
         for each in ahead:
             for kind, count in self.whole(each).items():
-                room[kind] = room.get(kind, 0) + max(count - each.coming.get(kind, 0), 0)
+                room[kind] = room.get(kind, 0) + max(count - each.wait.coming.get(kind, 0), 0)
         return room
 
     def whole(self, sequence: Sequence) -> Counts:

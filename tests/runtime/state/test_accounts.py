@@ -20,7 +20,8 @@ def accounts() -> Accounts:
 def sequence(restored: dict[str, int], *, left: int = 0, failed: int = 0, preemptions: int = 0) -> Sequence:
     request = Request(id="r", prompt=[1] * 20, params=SamplingParams())
     made = Sequence(request, order=0, max_tokens=4, seed=0, arrival_s=0.0)
-    made.restored, made.left, made.failed, made.preemptions = restored, left, failed, preemptions
+    made.left, made.preemptions = left, preemptions
+    made.wait.restored, made.wait.failed = restored, failed
     return made
 
 
@@ -30,7 +31,6 @@ def test_a_new_prompt_counts_by_place_and_reason(accounts: Accounts) -> None:
     # Of what a tier brought, the last tokens were not used.
     assert new.cached_tokens == {"host": 8, "disk": 4}
     assert new.missed_tokens == {"cold": 8}
-    assert new.restored == {}
     accounts.admitted(sequence({"host": 4}), 12, {"cold": 8}, has_tiers=True)
     accounts.admitted(sequence({}), 12, {"cold": 8}, has_tiers=False)
     assert (accounts.external_queries, accounts.external_hits) == (20 + 12, 12 + 4)

@@ -62,7 +62,7 @@ def test_room_stays_for_those_that_a_newcomer_passes() -> None:
     newcomer, ahead = sequence(3), sequence(21)
     # A page each to grow, and all of the other one's.
     assert room.beside(newcomer, Others((), (ahead,))) == {0: 2 + 6}
-    ahead.coming = {0: 5}
+    ahead.wait.coming = {0: 5}
     assert room.beside(newcomer, Others((), (ahead,))) == {0: 2 + 1}
     # Who comes back looks for more room, and must still find it.
     assert room.beside(newcomer, Others((), (sequence(21, preemptions=1),))) == {0: 2 * CALM_PAGES + 6}
