@@ -239,7 +239,7 @@ class Engine:
         """Return gauges and counters, a copy."""
         if not self.has_work:
             # No step does: what stores finish, and pins that end, on an engine that nobody asks anything.
-            self._memory.poll(())
+            self._memory.poll()
         scheduler, stats = self._scheduler, self._stats
         stats.num_running = len(scheduler.running)
         stats.num_waiting = len(scheduler.waiting)

@@ -5,19 +5,29 @@ The oldest request always advances: memory for it is taken from what is kept for
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
 from treadle.runtime.plan import Chunk, Plan
 from treadle.runtime.request import FinishReason
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.memory import StateMemory
+from treadle.runtime.state.room import Others
+
+LOOK_AHEAD = 8
+"""so many at the head of the queue may wait for their state; that of others is brought nearer meanwhile"""
 
 DECODES_A_PROMPT = 16
 """so many answers under way for each prompt to compute, or a single prompt, and prompts are cut small"""
+
+
+_order = attrgetter("order")
 
 
 class _Room:
@@ -77,6 +87,9 @@ class Scheduler:
         self._slots = list(reversed(range(max_num_seqs)))
         # Pages that sequences lack in the step being planned and that leaving ones will give back.
         self._lacking = 0
+        # Those near the head of the queue whose state is on its way.
+        self._ahead: list[Sequence] = []
+        self._others = Others(self.running, self._ahead)
 
     @property
     def free_slots(self) -> int:
@@ -91,25 +104,16 @@ class Scheduler:
         """Return the next step, None if nothing can advance before a step in flight is collected."""
         plan = Plan()
         self._lacking = 0
-        self.memory.poll(self.waiting, steps=bool(self.running))
+        self.memory.poll(steps=bool(self.running))
         self._plan_decodes(plan)
         room = _Room(self._max_step_tokens - len(plan.decodes), self._work_beside(len(plan.decodes)))
         # Copies, since forks join the list and the preempted leave it.
         for sequence in list(self.running):
             if sequence.prefilling and room.left and self._may_advance(sequence):
                 self._plan_chunk(plan, sequence, room)
-        while room.left and self.waiting and self._slots:
-            sequence = self.waiting[0]
-            if self._may_fork(sequence) or not self._admit(sequence, plan.num_seqs):
-                break
-            self.waiting.popleft()
-            if not self._plan_chunk(plan, sequence, room):
-                if sequence.slot is not None:
-                    self._preempt(sequence)
-                break
-            plan.admitted.append(sequence)
+        self._plan_newcomers(plan, room)
         for sequence in list(self.prefetching):
-            if self.memory.prefetch(sequence, self.running) is not None:
+            if self.memory.prefetch(sequence, self._others) is not None:
                 self.prefetching.remove(sequence)
                 self.arrived.append(sequence)
         for sequence in plan.sampled:
@@ -178,6 +182,32 @@ class Scheduler:
             sequence.in_flight += 1
             decodes.append(sequence)
 
+    def _plan_newcomers(self, plan: Plan, room: _Room) -> None:
+        """Let sequences in, the oldest first. Whose state is on its way is passed by the next, if there is room for
+        both: a store may be slow."""
+        self._ahead.clear()
+        while room.left and len(self._ahead) < min(len(self._slots), LOOK_AHEAD):
+            sequence = self._next
+            if sequence is None or self._may_fork(sequence):
+                break
+            if self.memory.awaits(sequence, self._others):
+                self._ahead.append(sequence)
+                continue
+            if not self._admit(sequence, plan.num_seqs):
+                break
+            if not self._plan_chunk(plan, sequence, room):
+                if sequence.slot is not None:
+                    self._preempt(sequence)
+                break
+            plan.admitted.append(sequence)
+        first = itertools.islice(self.waiting, LOOK_AHEAD)
+        self.memory.look_ahead(each for each in first if each not in self._ahead)
+
+    @property
+    def _next(self) -> Sequence | None:
+        """The first in the queue whose state is not on its way."""
+        return next((each for each in self.waiting if each not in self._ahead), None)
+
     @staticmethod
     def _may_advance(sequence: Sequence) -> bool:
         return sequence.slot is not None and not sequence.leaving and sequence.finish_reason is None
@@ -211,16 +241,13 @@ class Scheduler:
         Who finds no room finds most of it in the tree later.
         """
         forks = []
-        while self.waiting and self._slots:
-            sequence = self.waiting[0]
+        while len(self._slots) > len(self._ahead) and (sequence := self._next) is not None:
             alike = sequence.group == leader.group and sequence.starts_group
-            if not alike or not self.memory.fork(leader, sequence, self.running):
+            if not alike or not self.memory.fork(leader, sequence, self._others):
                 break
-            self.waiting.popleft()
+            self._join(sequence)
             sequence.in_flight += 1
-            sequence.slot = self._slots.pop()
             sequence.computed = sequence.prefill_end = leader.prompt_len
-            self.running.append(sequence)
             sequence.first_step_s = time.monotonic()
             sequence.num_cached = leader.num_cached
             forks.append(sequence)
@@ -228,12 +255,11 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, row: int) -> bool:
         """Give a waiting sequence a slot and row ``row`` of the step, if there is memory for it."""
-        if not self.memory.admit(sequence, self.running, row):
+        if not self.memory.admit(sequence, self._others, row):
             return False
-        sequence.slot = self._slots.pop()
+        self._join(sequence)
         sequence.prefill_end = len(sequence.tokens)
         sequence.prompt_from = len(sequence.prompt_logprobs)
-        self.running.append(sequence)
         if sequence.first_step_s is None:
             sequence.first_step_s = time.monotonic()
             sequence.num_cached = sequence.computed
@@ -262,14 +288,14 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back at the head of the queue. What it leaves is kept for as long as there is memory."""
+        """Put a sequence back into the queue, where it stood. What it leaves is kept for as long as there is memory."""
         self.memory.vacate(sequence, comes_back=True)
         self._leave(sequence)
         sequence.leaving = False
         sequence.computed = sequence.prefill_end = 0
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(sequence)
+        bisect.insort_left(self.waiting, sequence, key=_order)
 
     def _release(self, sequence: Sequence) -> None:
         """Take back everything from a finished sequence."""
@@ -278,6 +304,11 @@ class Scheduler:
         else:
             self.memory.vacate(sequence)
         self._leave(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        sequence.slot = self._slots.pop()
+        bisect.insort(self.running, sequence, key=_order)
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

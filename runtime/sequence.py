@@ -141,6 +141,8 @@ class Sequence:
         """positions where chunks of its prompt end, because a checkpoint is wanted there, descending"""
         self.asked = False
         """tiers have been asked for its state since it began to wait"""
+        self.joined: Sequence | None = None
+        """whose state, on its way from tiers, it waits for, since it begins with the same"""
         self.looked = False
         """and already when it stood further back in the queue"""
         self.ahead: tuple[int, Ticket] | None = None

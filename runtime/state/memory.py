@@ -8,7 +8,6 @@ reaches, and a block, as far as the model has such states.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
@@ -23,14 +22,11 @@ from treadle.runtime.state.checkpoints import CheckpointPolicy
 from treadle.runtime.state.holders import Holders
 from treadle.runtime.state.node import Match, Node
 from treadle.runtime.state.restorer import Restorer
-from treadle.runtime.state.room import Counts
+from treadle.runtime.state.room import Counts, Others
 from treadle.runtime.state.sessions import Sessions
 from treadle.runtime.state.sinker import Sinker
 from treadle.runtime.state.snapshots import Snapshot
 from treadle.runtime.state.tiers.tiers import Tiers
-
-LOOK_AHEAD = 8
-"""Requests at the head of the queue whose state is brought into host memory meanwhile."""
 
 
 def arena_kinds(state: State) -> tuple[Kind, ...]:
@@ -95,19 +91,22 @@ class StateMemory:
         """Pages of the first group that can be had once they have arrived elsewhere."""
         return 0 if self.tiers is None else self._sinker.promised
 
-    def poll(self, waiting: Iterable[Sequence], *, steps: bool = False) -> None:
+    def poll(self, *, steps: bool = False) -> None:
         """Go on with transfers; before a step is planned, behind all steps that are launched.
 
-        ``waiting``: whose turn is next; ``steps``: whether others run.
+        ``steps``: whether sequences run.
         """
         self.sessions.poll()
-        if self.tiers is None:
-            return
-        self.tiers.poll(steps=steps)
-        self._sinker.poll()
-        self._restorer.poll()
-        for sequence in itertools.islice(waiting, 1, LOOK_AHEAD):
-            self._restorer.look_ahead(sequence)
+        if self.tiers is not None:
+            self.tiers.poll(steps=steps)
+            self._sinker.poll()
+            self._restorer.poll()
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Bring what those who cannot come in yet will want into host memory."""
+        if self.tiers is not None:
+            for sequence in waiting:
+                self._restorer.look_ahead(sequence)
 
     def wait(self, limit_s: float) -> None:
         """Block until a transfer is done or a connector has answered, for ``limit_s`` seconds at most; not while a
@@ -123,18 +122,20 @@ class StateMemory:
         """Return how many tokens a sequence can have that is alone, at most ``max_len``."""
         return self._room.longest(max_len)
 
-    def admit(self, sequence: Sequence, running: Ordered[Sequence], row: int) -> bool:
-        """Let a sequence in, in row ``row`` of the step, if that leaves those that run room to breathe.
+    def awaits(self, sequence: Sequence, others: Others) -> bool:
+        """Whether a waiting sequence's state is on its way to the device, or may be soon."""
+        return self.tiers is not None and self._restorer.holds(sequence, others)
+
+    def admit(self, sequence: Sequence, others: Others, row: int) -> bool:
+        """Let a sequence in, in row ``row`` of the step, if that leaves others room to breathe, or to come in.
 
         ``sequence.computed`` is then what was known of it.
         """
-        if self.tiers is not None and self._restorer.holds(sequence, running):
-            return False
         match = self.cache.match(sequence)
         if match is None:
             return False
         self.sessions.returned(sequence)
-        beside, snapshot = self._room.beside(sequence, running), match.snapshot
+        beside, snapshot = self._room.beside(sequence, others), match.snapshot
         # Who comes back takes what it left; others go on from copies, if there is room for both.
         takes = snapshot is not None and snapshot.locks == 1 and snapshot.owner == sequence.id
         if snapshot is not None and snapshot.locks == 1 and not takes:
@@ -142,7 +143,7 @@ class StateMemory:
         need = self._needs(sequence, match, takes)
         while not self._room.fits(need, beside):
             # Who would be alone does not wait for a lease to end.
-            if running or not self.sessions.give_way():
+            if any(others) or not self.sessions.give_way():
                 self.cache.dismiss(match)
                 return False
         reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}
@@ -159,7 +160,7 @@ class StateMemory:
             sequence.stops = self.cache.policy.stops(match.position, len(sequence.tokens), known, sequence.boundaries)
         return True
 
-    def fork(self, leader: Sequence, sequence: Sequence, running: Ordered[Sequence]) -> bool:
+    def fork(self, leader: Sequence, sequence: Sequence, others: Others) -> bool:
         """Let a sequence begin at the end of its leader's prompt, if there is room.
 
         It shares full pages and gets copies of the last one and of the block.
@@ -168,7 +169,7 @@ class StateMemory:
         need = {group: int(rest > 0) for group in range(len(self._state.groups))}
         if self._block is not None:
             need[self._block] = 1
-        if not self._room.fits(need, self._room.beside(sequence, running)) or not self._room.make(need):
+        if not self._room.fits(need, self._room.beside(sequence, others)) or not self._room.make(need):
             return False
         if leader.node is not None:
             self.cache.tree.lock(leader.node)
@@ -193,9 +194,9 @@ class StateMemory:
             self._changes.copy_after(self._block, leader.block, sequence.block)
         return True
 
-    def prefetch(self, sequence: Sequence, running: Ordered[Sequence]) -> int | None:
+    def prefetch(self, sequence: Sequence, others: Others) -> int | None:
         """Bring what is known of a sequence to the device; return how many tokens are, None if some may come yet."""
-        if self.tiers is not None and self._restorer.holds(sequence, running):
+        if self.awaits(sequence, others):
             return None
         match = self.cache.match(sequence)
         if match is None:
@@ -269,7 +270,7 @@ class StateMemory:
             node, snapshot = kept or (sequence.node, None)
             if self.tiers is not None and node is not None:
                 self._sinker.offer(node, snapshot, urgent=comes_back)
-        sequence.asked, sequence.looked, sequence.ahead = False, False, None
+        sequence.asked, sequence.looked, sequence.ahead, sequence.joined = False, False, None, None
         sequence.left, sequence.failed = sequence.num_valid, 0
         self._give_back(sequence)
         if not comes_back:

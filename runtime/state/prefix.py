@@ -71,7 +71,7 @@ class PrefixTree:
         node, pages = self._descend(tokens[: count * self._page_tokens].tobytes(), self.root(salt))
         return node if len(pages) == count else None
 
-    def match(self, tokens: array[int], salt: Hashable = None, now: int = NEVER) -> Match:
+    def match(self, tokens: array[int], salt: Hashable = None, now: int | None = None) -> Match:
         """Return the longest known beginning of ``tokens``. Its pages stay the tree's: lock the node.
 
         At least the last token is left out, since its logits are wanted. Snapshots born in step ``now`` are not there
@@ -97,7 +97,7 @@ class PrefixTree:
             match.node, match.pages = self.root(salt), []
         return match
 
-    def _consider(self, match: Match, snapshot: Snapshot, node: Node, data: bytes, now: int) -> None:
+    def _consider(self, match: Match, snapshot: Snapshot, node: Node, data: bytes, now: int | None) -> None:
         """Take a snapshot for the match if it is one of these tokens, and further on."""
         if snapshot.position <= max(match.position, match.later):
             return

@@ -9,7 +9,6 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from treadle.runtime.state.digest import chain
 from treadle.runtime.state.holders import Holders
 from treadle.runtime.state.node import TOKEN_BYTES, Node
 from treadle.runtime.state.pool import Handle
-from treadle.runtime.state.room import Counts
+from treadle.runtime.state.room import Counts, Others
 from treadle.runtime.state.sinker import Sinker
 from treadle.runtime.state.snapshots import NEVER, Snapshot
 from treadle.runtime.state.tiers.ticket import Object, Ticket, Where
@@ -53,6 +52,11 @@ class _Job:
     taken: list[list[Handle]] = field(default_factory=list)
     """by kind; of the first, pages and then what is the snapshot's"""
     ticket: Ticket | None = None
+
+    def brings(self, other: _Job) -> bool:
+        """Whether the first item that ``other`` lacks is among this one's."""
+        first = next(iter([*other.pages, *itertools.chain.from_iterable(other.items or ())]))
+        return first in self.pages or any(first in keys for keys in self.items or ())
 
     def need(self) -> Counts:
         need = {kind: len(keys) for kind, keys in enumerate(self.items or [])}
@@ -94,15 +98,20 @@ class Restorer:
         """Whether the next ``poll`` sends for something."""
         return any(job.ticket is None for job in self._jobs.values())
 
-    def holds(self, sequence: Sequence, running: Ordered[Sequence]) -> bool:
+    def holds(self, sequence: Sequence, others: Others) -> bool:
         """Whether a waiting sequence should wait on: something is on its way to it, or may be soon."""
-        if sequence in self._jobs:
+        if sequence in self._jobs or sequence.joined in self._jobs:
             return True
-        if sequence.asked or not self._has_room(sequence, running):
+        if sequence.asked or not self._has_room(sequence, others):
             return False
-        job = self._look(sequence)
+        job, found = self._look(sequence)
         if job is not None and not job.position:
             return True
+        # What is on its way for another one, say a system prompt that they share, is not fetched twice.
+        sequence.joined = self._who_brings(job)
+        if sequence.joined is not None:
+            return True
+        self._tiers.count(found)
         sequence.asked, sequence.failed = True, self._lost_ahead(sequence, job)
         if job is None:
             return False
@@ -113,16 +122,19 @@ class Restorer:
         self._take(sequence, job)
         return True
 
-    def _has_room(self, sequence: Sequence, running: Ordered[Sequence]) -> bool:
+    def _who_brings(self, wanted: _Job | None) -> Sequence | None:
+        return next((each for each, job in self._jobs.items() if wanted is not None and job.brings(wanted)), None)
+
+    def _has_room(self, sequence: Sequence, others: Others) -> bool:
         """Whether a sequence could come in; else what is fetched for it would only be in the way."""
         room = self._cache.room
-        return room.fits(room.whole(sequence), room.beside(sequence, running))
+        return room.fits(room.whole(sequence), room.beside(sequence, others))
 
     def look_ahead(self, sequence: Sequence) -> None:
         """Bring what a sequence further back in the queue will want into host memory."""
         if sequence.looked:
             return
-        job = self._look(sequence, ahead=True)
+        job, _ = self._look(sequence)
         if job is not None and not job.position:
             return
         sequence.looked = True
@@ -154,8 +166,8 @@ class Restorer:
                 sequence.asked = True
                 self._finish(sequence, job)
 
-    def _look(self, sequence: Sequence, *, ahead: bool = False) -> _Job | None:
-        """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing.
+    def _look(self, sequence: Sequence) -> tuple[_Job | None, list[Where | None]]:
+        """Return what can be fetched; with position 0 if that is not known yet; None if there is nothing. And answers.
 
         Connectors answer or are late: nothing is unknown for long.
         """
@@ -176,7 +188,7 @@ class Restorer:
             names = chain(new[-1] if new else digests[-1], behind, size * TOKEN_BYTES)
             found = self._tiers.find(names)
             if Where.PENDING in found:
-                return unknown
+                return unknown, []
             new += [name for name, _ in itertools.takewhile(lambda each: each[1] is not None, zip(names, found))]
             places += found
             begin, count = begin + count, 2 * count
@@ -184,13 +196,11 @@ class Restorer:
         end, job = self._find_end(tokens, digests, match.position, most), None
         if end is not None:
             if Where.PENDING in end.places:
-                return unknown
+                return unknown, []
             pages = new[: max(end.position // size - base.end, 0)]
             job = _Job(tokens, base, digests, end.position, pages, end.items, places[: len(pages)])
             places += end.places
-        if not ahead:
-            self._tiers.count(places)
-        return job
+        return job, places
 
     def _find_end(self, tokens: array[int], digests: list[bytes], known: int, most: int) -> _End | None:
         """Return the furthest position beyond ``known`` of which all is there, or where that is not known yet.
@@ -273,7 +283,8 @@ class Restorer:
             tail = job.tokens[job.position // size * size : job.position].tobytes()
             if all(each.tail != tail for each in node_at.snapshots):
                 items = tuple(tuple(handles) for handles in rest)
-                tree.keep(node_at, Snapshot(job.position, tail, items, NEVER, sunk=True, owner=sequence.id))
+                owner = sequence.id if sequence.preemptions else ""
+                tree.keep(node_at, Snapshot(job.position, tail, items, NEVER, sunk=True, owner=owner))
                 rest = []
             restored = job.position
         elif self._needs_snapshots:

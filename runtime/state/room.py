@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from typing import NamedTuple
 
 from treadle.graph.state import State
 from treadle.runtime.sequence import Sequence
@@ -15,6 +16,14 @@ CALM_PAGES = 8
 
 Counts = dict[int, int]
 """items by kind: groups of pages in order, then the block"""
+
+
+class Others(NamedTuple):
+    """Who wants room beside a newcomer."""
+
+    running: Ordered[Sequence]
+    ahead: Ordered[Sequence] = ()
+    """those that it passes in the queue, and that will come in before it"""
 
 
 class Room:
@@ -67,13 +76,15 @@ class Room:
             low, high = (middle, high) if self._arena.can_take(counts, used) else (low, middle - 1)
         return low
 
-    def beside(self, newcomer: Sequence, running: Ordered[Sequence]) -> Counts:
+    def beside(self, newcomer: Sequence, others: Others) -> Counts:
         """Return what must stay available beside ``newcomer``'s, so that it does not push others out."""
-        if not running:
+        running, ahead = others
+        if not running and not ahead:
             return {}
         size = self._page_tokens
         calm = CALM_PAGES if newcomer.preemptions else 1
-        room = {0: sum(min(calm, -(-each.remaining // size)) for each in (*running, newcomer) if each.remaining > 0)}
+        grow = (*running, *ahead, newcomer)
+        room = {0: sum(min(calm, -(-each.remaining // size)) for each in grow if each.remaining > 0)}
         for group in self._windows:
             room[group] = sum(
                 max(
@@ -83,6 +94,9 @@ class Room:
                 )
                 for each in running
             )
+        for each in ahead:
+            for kind, count in self.whole(each).items():
+                room[kind] = room.get(kind, 0) + count
         return room
 
     def whole(self, sequence: Sequence) -> Counts:

@@ -47,6 +47,23 @@ def test_a_conversation_comes_back_whole(name: str) -> None:
     bench.close()
 
 
+@pytest.mark.parametrize("name", sorted(STATES))
+def test_what_is_on_the_device_is_not_fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(state=STATES[name], host_bytes=1 << 18)
+    tiers = bench.engine._memory.tiers
+    assert tiers is not None
+    monkeypatch.setattr(tiers, "fetch", lambda objects: pytest.fail("fetched"))
+    history = [(i * 5 + 1) % VOCAB for i in range(21)]
+    for turn in range(3):
+        bench.add(f"{turn}", history, max_tokens=6)
+        bench.run()
+        history = [*history, *bench.tokens(f"{turn}"), 3, turn]
+        while bench.engine._memory.busy:
+            bench.engine._memory.poll()
+    assert bench.outputs["2"][0].num_cached_tokens >= 32
+    bench.close()
+
+
 @pytest.mark.parametrize("lost", ["all", "first", "last"])
 @pytest.mark.parametrize("name", sorted(STATES))
 def test_a_load_that_fails_is_a_miss(name: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +191,7 @@ def test_a_stop_string_may_cut_a_request_whose_state_is_on_its_way_back() -> Non
     scheduler._preempt(scheduler.running[0])
     (sequence,) = scheduler.waiting
     while memory._sinker.busy:
-        memory.poll([])
+        memory.poll()
     memory.cache.tree.clear()
     bench.step()
     assert sequence in memory._restorer._jobs
