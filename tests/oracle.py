@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle_case import FULL, LEFT_OUT, NEW_TOKENS, SIZES, VOCAB, Case
+from oracle_case import FULL, LEFT_OUT, NEW_TOKENS, VOCAB, Case, sizes
 from oracle_cases import CASES
 from oracle_moe import pack_mxfp4
 from safetensors.torch import load_file, save_file
@@ -61,7 +61,7 @@ def tiny(name: str) -> Tiny:
 
 def made(name: str, case: Case) -> Tiny:
     """Return the checkpoint of any case."""
-    made_by = [dataclasses.asdict(case), SIZES, version("transformers"), Path(__file__).read_text()]
+    made_by = [dataclasses.asdict(case), sizes(), version("transformers"), Path(__file__).read_text()]
     stamp = json.dumps(made_by, sort_keys=True)
     path = FOLDER / f"{name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     if not (path / "reference.safetensors").is_file():
@@ -108,7 +108,7 @@ def _make(name: str, case: Case, path: Path) -> None:
         # a table for each kind of layer
         known.discard("rope_parameters")
     # configurations change what they are given
-    options = copy.deepcopy({**{key: value for key, value in SIZES.items() if key in known}, **case.options})
+    options = copy.deepcopy({**{key: value for key, value in sizes().items() if key in known}, **case.options})
     config = kind(**{key: value for key, value in options.items() if value != LEFT_OUT})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

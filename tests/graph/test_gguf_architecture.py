@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import SIZES
+from oracle_case import sizes
 from tiny_gguf import stacked, write
 
 from treadle.graph.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ def saved(model_type: str, options: dict[str, Any], path: Path) -> Any:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    chosen = {key: value for key, value in {**SIZES, **options}.items() if key != "head_dim" or value}
+    chosen = {key: value for key, value in {**sizes(), **options}.items() if key != "head_dim" or value}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = transformers.CONFIG_MAPPING[model_type](**chosen)
