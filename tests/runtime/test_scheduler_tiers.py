@@ -241,3 +241,22 @@ def test_without_a_slot_the_first_of_the_queue_is_prepared_for_as_well() -> None
     assert "a" not in bench.outputs
     store.gates.pop("save").set()
     bench.run().close()
+
+
+def test_what_is_evicted_before_its_request_finds_room_is_fetched_again() -> None:
+    bench, _, gate = held("full", "load", num_pages=12)
+    bench.add("a", COMES_BACK, max_tokens=2)
+    bench.add("b", NEW[:3], max_tokens=38)
+    while len(bench.outputs.get("b", ())) < 20:
+        bench.step()
+    gate.set()
+    restorer = bench.engine._memory._restorer
+    while restorer.restored_tokens == 0:
+        bench.step()
+    waits = "a" not in bench.outputs
+    bench.run()
+    assert bench.tokens("a") == answer(COMES_BACK, 2)
+    assert bench.tokens("b") == answer(NEW[:3], 38)
+    assert sum(bench.outputs["a"][0].cached_tokens.values()) == 20
+    assert (waits, restorer.restored_tokens) == (True, 40)
+    bench.close()
