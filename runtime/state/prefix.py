@@ -263,17 +263,16 @@ class PrefixTree:
     def _descend(self, data: bytes, node: Node) -> tuple[Node, list[int]]:
         """Return the node where the longest known beginning of ``data`` ends, split off if need be, and its pages."""
         self._tick += 1
-        pages, at = list[int](), 0
-        while child := node.children.get(data[at : at + self._page_key]):
-            common = self._common_pages(child.key, data, at)
-            if common < len(child.pages):
-                child = self._split(child, common)
+        pages, at, size, tick = list[int](), 0, self._page_key, self._tick
+        while child := node.children.get(data[at : at + size]):
+            if not data.startswith(child.key, at):
+                child = self._split(child, self._common_pages(child.key, data, at))
             # Only a leaf can be evicted, and it must look as fresh as its last use when it becomes one.
-            child.used = self._tick
-            self._offer(child)
+            child.used = tick
             pages += child.pages
             at += len(child.key)
             node = child
+        self._offer(node)
         return node, pages
 
     def _common_pages(self, key: bytes, data: bytes, at: int) -> int:
