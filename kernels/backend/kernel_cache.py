@@ -18,4 +18,4 @@ _named = os.environ.get(FOLDER)
 def keep_kernels(folder: Path) -> None:
     """Let Triton keep its kernels in ``folder`` from now on; one that the environment names stands."""
     if _named is None:
-        os.environ[FOLDER] = str(folder)
+        os.environ[FOLDER] = str(folder.absolute())

@@ -19,13 +19,16 @@ def nobody_named_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cache, "_named", None)
 
 
-def test_kernels_stay_where_they_are_kept_while_inductor_compiles(tmp_path: Path) -> None:
+def test_kernels_stay_where_they_are_kept_while_inductor_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     keep_kernels(tmp_path / "triton")
     with temporary_cache_dir(str(tmp_path / "artifact")):
         assert triton_cache_dir(0) == str(tmp_path / "triton")
     assert triton.knobs.cache.dir == str(tmp_path / "triton")
     # Another deployment in the same process keeps its own.
-    keep_kernels(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    keep_kernels(Path("other"))
     assert triton.knobs.cache.dir == str(tmp_path / "other")
 
 
