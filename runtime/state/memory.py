@@ -147,13 +147,17 @@ class StateMemory:
         # Who comes back takes what it left; others go on from copies, if there is room for both.
         takes = snapshot is not None and snapshot.locks == 1 and snapshot.owner == sequence.id
         if snapshot is not None and snapshot.locks == 1 and not takes:
-            takes = not self._room.fits(self._needs(sequence, match, False), beside)
-        need = self._needs(sequence, match, takes)
+            takes = not self._room.fits(self._room.needs(sequence, match, False), beside)
+        need = self._room.needs(sequence, match, takes)
         while not self._room.fits(need, beside):
             # Who would be alone does not wait for a lease to end.
             if any(others) or not self.sessions.give_way():
                 self.cache.dismiss(match)
                 return False
+        if self.tiers is not None and not sequence.wait.asked:
+            # There is room since a lease ended, or will be for what they have.
+            self.cache.dismiss(match)
+            return False
         reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}
         if not self._room.make(need):
             self.cache.dismiss(match)
@@ -302,20 +306,6 @@ class StateMemory:
         leaked = reclaim(self.arena, self.cache, self._holders)
         self.sessions.resume(pins)
         return leaked
-
-    def _needs(self, sequence: Sequence, match: Match, takes: bool) -> Counts:
-        """Return the items that a sequence needs when it comes in, its first chunk's included.
-
-        ``takes``: what is in the snapshot is its own; else it shares whole pages and gets copies of the rest.
-        """
-        snapshot, rest = match.snapshot, match.position % self._page_tokens > 0
-        need = {0: self._room.pages_for(len(sequence.tokens)) - len(match.pages) - (rest and takes)}
-        for group in self._windows:
-            has = 0 if snapshot is None else len(snapshot.items[group]) - (rest and not takes)
-            need[group] = max(self._room.span(group, len(sequence.tokens), True) - has, 0)
-        if self._block is not None:
-            need[self._block] = int(not takes)
-        return need
 
     def _fill(self, sequence: Sequence, match: Match, takes: bool) -> None:
         """Give a sequence what it begins with."""

@@ -115,24 +115,44 @@ class Restorer:
         sequence.wait.joined = self._who_brings(job)
         if sequence.wait.joined is not None:
             return True
+        if job is not None and not self._make_room(job):
+            if any(others):
+                # Some of them will leave.
+                sequence.wait.lacks = job.need()
+                return False
+            job = None
         self._tiers.count(found)
         sequence.wait.asked, sequence.wait.failed = True, self._lost_ahead(sequence, job)
         if job is None:
             return False
-        self._cache.tree.lock(job.base)
-        if not self._cache.room.fits(job.need()) or not self._cache.room.make(job.need()):
-            self._cache.tree.unlock(job.base)
-            return False
         self._take(sequence, job)
         return True
+
+    def _make_room(self, job: _Job) -> bool:
+        """Make room for what a job brings, and lock what that is behind."""
+        self._cache.tree.lock(job.base)
+        if self._cache.room.fits(job.need()) and self._cache.room.make(job.need()):
+            return True
+        self._cache.tree.unlock(job.base)
+        return False
 
     def _who_brings(self, wanted: _Job | None) -> Sequence | None:
         return next((each for each, job in self._jobs.items() if wanted is not None and job.brings(wanted)), None)
 
     def _has_room(self, sequence: Sequence, others: Others) -> bool:
-        """Whether a sequence could come in; else what is fetched for it would only be in the way."""
-        room = self._cache.room
-        return room.fits(room.whole(sequence), room.beside(sequence, others))
+        """Whether a sequence could come in, with what is known of it or what tiers have; else what is fetched for it
+        would only be in the way."""
+        room, lacks = self._cache.room, sequence.wait.lacks
+        if any(others) and not room.fits(lacks):
+            return False
+        beside, match = (
+            room.beside(sequence, others),
+            self._cache.tree.match(sequence.readable, self._cache.salt(sequence)),
+        )
+        may_take = match.snapshot is not None and not match.snapshot.locks
+        return any(
+            room.fits(room.needs(sequence, match, takes), beside) for takes in ((False, True) if may_take else (False,))
+        )
 
     def look_ahead(self, sequence: Sequence) -> None:
         """Bring what a sequence further back in the queue will want into host memory, unless it was asked for."""

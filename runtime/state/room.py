@@ -9,6 +9,7 @@ from treadle.graph.state import State
 from treadle.runtime.sequence import Sequence
 from treadle.runtime.state.arena import Arena
 from treadle.runtime.state.holders import Holders
+from treadle.runtime.state.node import Match
 from treadle.runtime.state.prefix import PrefixTree
 
 CALM_PAGES = 8
@@ -99,6 +100,20 @@ class Room:
             for kind, count in self.whole(each).items():
                 room[kind] = room.get(kind, 0) + max(count - each.wait.coming.get(kind, 0), 0)
         return room
+
+    def needs(self, sequence: Sequence, match: Match, takes: bool) -> Counts:
+        """Return the items that a sequence needs when it comes in, its first chunk's included.
+
+        ``takes``: what is in the snapshot is its own; else it shares whole pages and gets copies of the rest.
+        """
+        snapshot, rest = match.snapshot, match.position % self._page_tokens > 0
+        need = {0: self.pages_for(len(sequence.tokens)) - len(match.pages) - (rest and takes)}
+        for group in self._windows:
+            has = 0 if snapshot is None else len(snapshot.items[group]) - (rest and not takes)
+            need[group] = max(self.span(group, len(sequence.tokens), True) - has, 0)
+        if self._block is not None:
+            need[self._block] = int(not takes)
+        return need
 
     def whole(self, sequence: Sequence) -> Counts:
         """Return what a sequence takes when it comes in and nothing is known of it."""

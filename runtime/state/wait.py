@@ -25,6 +25,8 @@ class Wait:
     """whose state, on its way from tiers, it waits for, since it begins with the same"""
     coming: dict[int, int] = field(default_factory=dict)
     """whole pages by group that are kept for it: those on their way from tiers, and those before"""
+    lacks: dict[int, int] = field(default_factory=dict)
+    """items by kind for what tiers have, where there was no room for them"""
     asked: bool = False
     """tiers have been asked, and what they had has come or failed"""
     near: int = 0
