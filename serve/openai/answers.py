@@ -67,10 +67,12 @@ async def stream(
     include_usage: bool = False,
     continuous_usage: bool = False,
     cache_details: bool = False,
+    shows_ids: bool = False,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a response: one write for what a step added to an answer. Raises ApiError.
 
     ``extra`` are fields of the first event, a comma first. With ``only_opening`` nothing that is generated is shown.
+    ``shows_ids``: choices have the ids of tokens, also of those whose text is held back.
     """
 
     def now() -> bytes | None:
@@ -87,7 +89,8 @@ async def stream(
             if first is not None:
                 events, extra = frame.event(first, now(), extra), b""
         # Text that is held back, as part of a code point or of a stop string, makes no chunk.
-        if not only_opening and (delta.text or delta.logprobs or delta.finish_reason is not None):
+        seen = delta.text or delta.logprobs or delta.finish_reason is not None or (shows_ids and delta.token_ids)
+        if seen and not only_opening:
             events += frame.event(choice(index, answer, delta), now(), extra)
             extra = b""
         if events:

@@ -50,6 +50,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             cache_details=body.return_cached_tokens_details,
+            shows_ids=bool(body.return_token_ids),
         )
         return EventStream(events, answers, {"x-request-id": identity.shown})
     with service.closing(answers):

@@ -25,6 +25,8 @@ Buffers = tuple[Sequence[bytes], Sequence[memoryview]]
 
 MAX_WAITING = 1024
 """Pieces of work that may wait for the same threads; more fail at once."""
+PATIENCE = 4
+"""So many times its limit a read waits for its turn while others are answered."""
 OPEN_LIMIT_S = 60.0
 """Seconds for the first call, which opens the store."""
 
@@ -51,9 +53,12 @@ class Work:
     turn: threading.Lock = field(default_factory=threading.Lock)
     """taken once: by the thread that begins it, or by ``poll``, after which it never begins"""
 
-    def end(self) -> float:
-        """Return when it is late. A reader's patience begins at once, a write's when it is its turn."""
-        return self.limit_s + (self.queued if self.call in ("lookup", "load") else self.begun)
+    def end(self, answered: float) -> float:
+        """Return when it is late. Nobody waits for a write that has not begun, and a read that has not is patient for
+        as long as the store answers others, ``answered`` last, up to PATIENCE times its limit."""
+        if self.begun < math.inf or self.call not in ("lookup", "load"):
+            return self.begun + self.limit_s
+        return min(max(self.queued, answered) + self.limit_s, self.queued + PATIENCE * self.limit_s)
 
 
 @dataclass(slots=True)
@@ -105,6 +110,7 @@ class Lane:
         self.stats = {call: CallStats() for call in CALLS}
         self.last_error = ""
         self._breakers = {call: Breaker(clock) for call in CALLS}
+        self._answered = dict.fromkeys(CALLS, -math.inf)
         self._queues: dict[Call, queue.SimpleQueue[Work | None]] = {}
         self._finished: queue.SimpleQueue[tuple[Work, _Outcome]] = queue.SimpleQueue()
         self._under_way: dict[Work, None] = {}
@@ -184,19 +190,29 @@ class Lane:
         """Hand out outcomes, and give up what is late."""
         while not self._finished.empty():
             work, outcome = self._finished.get()
+            self._answered[work.call] = self._clock()
             if not work.settled:
                 self._settle(work, outcome)
             self._over(work)
         if not self._under_way:
             return
         now = self._clock()
-        for work in [each for each in self._under_way if not each.settled and each.end() <= now]:
-            self.stats[work.call].timeouts += 1
-            work.late = not work.turn.acquire(blocking=False)
-            none, problem = dict.fromkeys(work.keys, False), f"{work.call} takes more than {work.limit_s:g} s"
-            self._settle(work, _Outcome(none, now - work.queued, problem, late=True))
-            if not work.late:
-                self._over(work)
+        for work in [each for each in self._under_way if not each.settled]:
+            if work.end(self._answered[work.call]) <= now:
+                self._give_up(work, now)
+
+    def _give_up(self, work: Work, now: float) -> None:
+        """Settle what is late. A store that answered others meanwhile has too much to do, and is not to blame."""
+        work.late, stats = not work.turn.acquire(blocking=False), self.stats[work.call]
+        none, seconds = dict.fromkeys(work.keys, False), now - work.queued
+        if not work.late and self._answered[work.call] > work.queued:
+            stats.held_off += len(work.keys)
+            self._settle(work, _Outcome(none, 0.0))
+        else:
+            stats.timeouts += 1
+            self._settle(work, _Outcome(none, seconds, f"{work.call} takes more than {work.limit_s:g} s", late=True))
+        if not work.late:
+            self._over(work)
 
     def _over(self, work: Work) -> None:
         del self._under_way[work]

@@ -181,6 +181,9 @@ def test_token_ids_in_streams(client):
     chunks = list(call(client, False, {"stream": True, "return_token_ids": True}))
     assert chunks[0].choices[0].prompt_token_ids == [97, 98]
     assert [i for chunk in chunks for i in chunk.choices[0].token_ids] == list(b"abab")
+    # Also of tokens whose text waits for the rest of a letter.
+    chunks = list(call(client, False, {"stream": True, "return_token_ids": True, "prompt": "\u00e9"}))
+    assert [i for chunk in chunks for i in chunk.choices[0].token_ids] == list("\u00e9\u00e9".encode())
 
 
 def test_echo_with_log_probabilities_covers_the_prompt(client):

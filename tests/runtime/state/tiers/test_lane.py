@@ -100,6 +100,30 @@ def test_what_waits_behind_a_hanging_call_is_given_up_too_and_never_made() -> No
         assert lane.stats["lookup"].timeouts == 2
 
 
+def test_what_waits_for_its_turn_is_patient_while_the_store_answers_others() -> None:
+    store, gate, clock = DictStore(), threading.Event(), Clock()
+    store.gates["lookup"] = gate
+    outcomes: dict[int, dict[bytes, bool]] = {}
+    with opened(DictStore(), clock) as lane:
+        lane.store = store
+        for n in range(12):
+            store.kept[key(n)] = b""
+            lane.submit("lookup", [key(n)], lambda work, n=n: outcomes.update({n: work.outcome}), limit_s=1)
+        for n in range(6):
+            until(lambda n=n: len(store.calls) == n + 1, lane)
+            clock.now += 0.75
+            held = store.gates["lookup"] = threading.Event()
+            gate.set()
+            gate = held
+            until(lambda n=n: n in outcomes, lane)
+        # A quarter of the limit before it: four times the limit are over now, for those that have not begun.
+        until(lambda: len(outcomes) == 12, lane)
+        assert [all(outcomes[n].values()) for n in range(12)] == [True] * 6 + [False] * 6
+        assert not lane.held_off("lookup")
+        assert (lane.stats["lookup"].timeouts, lane.stats["lookup"].held_off) == (0, 6)
+        gate.set()
+
+
 def test_it_refuses_while_its_breaker_pauses_and_not_when_a_probe_is_due() -> None:
     store, clock = DictStore(), Clock()
     store.failing = {"load"}
