@@ -42,7 +42,7 @@ class PrefixCache:
             arena.pool(0), state.page_tokens, self.snapshots, needs_snapshots=state.needs_checkpoints
         )
         self.room = Room(arena, state, self.tree, holders, max_step_tokens)
-        self.misses = Misses(self.tree, state.page_tokens)
+        self.misses = Misses(self.tree, state.page_tokens, needs_snapshots=state.needs_checkpoints)
         self.tree.on_release(self.misses.note_pages)
         self.tree.dropped = self.misses.note_snapshot
         self._step = 0

@@ -20,8 +20,8 @@ MOST_GHOSTS = 1 << 16
 class Misses:
     """Counts tokens by reason; remembers the names of what was evicted, the oldest forgotten."""
 
-    def __init__(self, tree: PrefixTree, page_tokens: int) -> None:
-        self._tree, self._page_tokens = tree, page_tokens
+    def __init__(self, tree: PrefixTree, page_tokens: int, *, needs_snapshots: bool = False) -> None:
+        self._tree, self._page_tokens, self._needs_snapshots = tree, page_tokens, needs_snapshots
         self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         self.tokens = dict.fromkeys(REASONS, 0)
 
@@ -48,9 +48,10 @@ class Misses:
             return {"opted_out": end - reached}
         failed = min(sequence.wait.failed, end - reached)
         reached += failed
-        evicted = max(self._evicted(tokens, match) - reached, 0)
+        usable, seen = self._evicted(tokens, match)
+        evicted = max(usable - reached, 0)
         reached += evicted
-        below = max(match.known - reached, 0)
+        below = max(seen - reached, 0)
         reached += below
         reasons = {"failed": failed, "evicted": evicted, "below_granularity": below}
         # Less than a page is not found again, so whether it was seen makes no difference.
@@ -62,8 +63,8 @@ class Misses:
             reached = reasons["salt"] = self._tree.known_elsewhere(tokens[:end].tobytes(), match.deepest) * size
         return reasons | {"cold": end - reached}
 
-    def _evicted(self, tokens: array[int], match: Match) -> int:
-        """Return up to where tokens could have been used if nothing had been evicted."""
+    def _evicted(self, tokens: array[int], match: Match) -> tuple[int, int]:
+        """Return up to where tokens could be used if nothing had been evicted, and up to where they were seen."""
         size, tree = self._page_tokens, self._tree
         last = tree.digests(match.deepest)[-1]
         found = 0
@@ -74,13 +75,16 @@ class Misses:
                 found = node.end * size
                 break
         behind = tokens[match.known : len(tokens) // size * size].tobytes()
-        step = size * TOKEN_BYTES
+        step, seen = size * TOKEN_BYTES, match.known
         for page in range(len(behind) // step):
             (last,) = chain(last, behind[page * step : (page + 1) * step], step)
             if last not in self._ghosts:
                 break
-            found = match.known + (page + 1) * size
-        return found
+            seen = match.known + (page + 1) * size
+            # Without a snapshot pages are of no use to a model that needs one.
+            if not self._needs_snapshots or last + b"+" in self._ghosts:
+                found = seen
+        return found, seen
 
     @staticmethod
     def _is_known(node: Node, rest: array[int]) -> bool:

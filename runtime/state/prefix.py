@@ -29,7 +29,7 @@ class PrefixTree:
     def __init__(self, pool: Pool, page_tokens: int, snapshots: Snapshots, *, needs_snapshots: bool = False) -> None:
         self._pool = pool
         self.dropped: Callable[[Snapshot], None] = lambda _: None
-        """told of every snapshot that is evicted while its pages stay"""
+        """told of every snapshot that is about to be evicted"""
         self._released: list[Callable[[Node, int], None]] = []
         self.snapshots = snapshots
         self._needs_snapshots = needs_snapshots
@@ -312,6 +312,7 @@ class PrefixTree:
         parent, first = node.parent, node.key[: self._page_key]
         assert parent is not None
         for snapshot in list(node.snapshots):
+            self.dropped(snapshot)
             self.snapshots.drop(snapshot)
         keep = len(node.pages) - count
         for tell in self._released:

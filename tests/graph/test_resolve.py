@@ -208,7 +208,7 @@ def test_an_unknown_model_type_names_the_nearest_family(tmp_path):
 
 @pytest.mark.parametrize("setting", ["kv.memory=1MiB", "hardware.memory=470MiB"])
 def test_a_length_ten_times_too_large_names_one_that_works(tmp_path, setting):
-    """PAINS row 5: the verdict comes within 3 seconds, before weights, and its number then starts."""
+    """The verdict comes within 3 seconds, before weights, and its number then starts."""
     folder = write_model(tmp_path / "m", max_position_embeddings=1 << 20)
     fits = resolved(folder, setting).plan.max_len
     begin = time.monotonic()

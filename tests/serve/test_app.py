@@ -60,7 +60,7 @@ def routes(server, headers) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("metrics_open", [False, True])
 def test_every_route_but_health_asks_for_the_key(start, metrics_open):
-    """PAINS row 53: crawled, so that a route added later is tried too."""
+    """Crawled, so that a route added later is tried too."""
     server = start(api_key=KEY, metrics_open=metrics_open)
     found = routes(server, {"authorization": f"Bearer {KEY}"})
     assert len(found) == 12
@@ -103,7 +103,7 @@ def test_the_size_of_a_body_is_the_configurations(start):
 
 
 def test_requests_that_are_refused_cost_nobody_else_anything(server):
-    """PAINS row 11: a client's mistakes are its own, however many."""
+    """A client's mistakes are its own, however many."""
     with httpx.Client(base_url=server.url) as client:
         for i in range(200):
             body = {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": i}}}}

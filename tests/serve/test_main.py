@@ -107,7 +107,7 @@ def test_every_command_has_its_module_and_takes_its_options(command):
     ],
 )
 def test_a_mistake_is_exit_code_2_one_line_and_no_traceback_within_3_seconds(tmp_path, words, part):
-    """PAINS row 54, and every refusal: before torch is imported or weights are read."""
+    """Every refusal comes before torch is imported or weights are read."""
     with at_most(seconds=3):
         done = treadle(*words, cwd=tmp_path)
     assert done.returncode == 2

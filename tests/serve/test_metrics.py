@@ -1,4 +1,4 @@
-"""PAINS row 51: the names that dashboards ask for, and counters that equal what clients saw."""
+"""The names that dashboards ask for, and counters that equal what clients saw."""
 
 from __future__ import annotations
 

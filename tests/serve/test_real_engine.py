@@ -24,7 +24,7 @@ WEIRD = [
         {"type": "text", "json_schema": {}},
     )
 ] + [{"structured_outputs": {"json": ""}}, {"guided_regex": "(" * 50_000}, {"guided_grammar": "root ::="}]
-"""PAINS row 13: each is one 400, and nothing to anybody else"""
+"""each is one 400, and nothing to anybody else"""
 
 
 def bodies():

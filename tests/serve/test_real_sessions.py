@@ -101,7 +101,7 @@ def ask_nothing(client, messages):
 
 
 def test_after_mixed_load_with_aborts_all_bytes_are_free_or_kept_for_others(real_server):
-    """PAINS row 6, over HTTP."""
+    """Over HTTP."""
     arena = real_server.gauge("treadle:arena_bytes")
     assert arena > 0
     whole = real_server.gauge("treadle:state_available_bytes") + real_server.gauge("treadle:state_cached_bytes")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from arenas import make_arena
-from history_model import PAGE_TOKENS, STATE
+from history_model import PAGE_TOKENS, RECURRENT, STATE, VOCAB, Bench
 
 from treadle.runtime.request import Request, SamplingParams
 from treadle.runtime.sequence import Sequence
@@ -46,3 +46,15 @@ def test_of_every_computed_token_there_is_one_reason() -> None:
     assert ask([*prompt[:12], 5, 5, 5, 5, 5]) == {"evicted": 4, "cold": 5}
     misses.add({"evicted": 4, "cold": 5})
     assert (misses.tokens["evicted"], misses.tokens["cold"], misses.tokens["salt"]) == (4, 5, 0)
+
+
+def test_pages_that_nothing_goes_on_from_were_of_no_use_before_they_were_evicted() -> None:
+    """However large the arena is, the reason is the same."""
+    prompts = [[(i * n + 1) % VOCAB for i in range(24)] for n in (5, 7)]
+    for num_pages in 8, 64:
+        bench = Bench(state=RECURRENT, num_pages=num_pages, others=8, checkpoint_tokens=64, max_len=30)
+        for turn in range(3):
+            bench.add(f"{turn}", prompts[turn % 2], max_tokens=2)
+            bench.run()
+        assert bench.outputs["2"][0].missed_tokens == {"below_granularity": 24}
+        bench.close()
