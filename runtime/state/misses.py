@@ -81,8 +81,8 @@ class Misses:
             if last not in self._ghosts:
                 break
             seen = match.known + (page + 1) * size
-            # Without a snapshot pages are of no use to a model that needs one.
-            if not self._needs_snapshots or last + b"+" in self._ghosts:
+            # Pages are of no use to a model that needs a snapshot where there was none, nor is one at the end.
+            if not self._needs_snapshots or (last + b"+" in self._ghosts and seen < len(tokens)):
                 found = seen
         return found, seen
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from history_model import STATES, VOCAB, Bench, answer
+from history_model import PAGE_TOKENS, STATES, VOCAB, Bench, answer
 from tiers_engine import DictStore
 
 from treadle.runtime.request import SessionHint
@@ -96,3 +96,16 @@ def test_an_engine_that_is_asked_nothing_tells_what_its_stores_do_and_that_pins_
     until(lambda: 0 < number("write_bytes") == sum(map(len, store.kept.values())))
     until(lambda: bench.engine.stats().sessions_pinned == 0)
     bench.close()
+
+
+@pytest.mark.parametrize("name", sorted(STATES))
+def test_a_prompt_is_kept_outside_as_soon_as_it_is_computed(name: str) -> None:
+    """Not only once its answer has ended: others may begin with it, and the process may end first."""
+    bench = Bench(state=STATES[name], host_bytes=1 << 18)
+    tiers = bench.engine._memory.tiers
+    assert tiers is not None
+    bench.add("a", [(i * 5 + 1) % VOCAB for i in range(21)], max_tokens=30)
+    while len(bench.outputs.get("a", ())) < 20:
+        bench.step()
+    assert tiers.stats().sunk >= 20 // PAGE_TOKENS
+    bench.run().close()

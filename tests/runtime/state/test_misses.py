@@ -50,11 +50,11 @@ def test_of_every_computed_token_there_is_one_reason() -> None:
 
 def test_pages_that_nothing_goes_on_from_were_of_no_use_before_they_were_evicted() -> None:
     """However large the arena is, the reason is the same."""
-    prompts = [[(i * n + 1) % VOCAB for i in range(24)] for n in (5, 7)]
-    for num_pages in 8, 64:
-        bench = Bench(state=RECURRENT, num_pages=num_pages, others=8, checkpoint_tokens=64, max_len=30)
-        for turn in range(3):
-            bench.add(f"{turn}", prompts[turn % 2], max_tokens=2)
+    prompts = [[(i * n + n) % VOCAB for i in range(24)] for n in range(3, 16)]
+    for num_pages in 10, 200:
+        bench = Bench(state=RECURRENT, num_pages=num_pages, others=10, checkpoint_tokens=64, max_len=30)
+        for turn, prompt in enumerate([*prompts, prompts[0]]):
+            bench.add(f"{turn}", prompt, max_tokens=2)
             bench.run()
-        assert bench.outputs["2"][0].missed_tokens == {"below_granularity": 24}
+        assert bench.outputs["13"][0].missed_tokens == {"below_granularity": 24}
         bench.close()
