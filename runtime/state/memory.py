@@ -155,7 +155,7 @@ class StateMemory:
                 self.cache.dismiss(match)
                 return False
         if self.tiers is not None and not sequence.wait.asked:
-            # There is room since a lease ended, or will be for what they have.
+            # There was no room to ask, or for what they have; there may be from the next step on.
             self.cache.dismiss(match)
             return False
         reasons = self.cache.explain(sequence, match) if sequence.preemptions == 0 else {}

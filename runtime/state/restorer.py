@@ -142,17 +142,15 @@ class Restorer:
     def _has_room(self, sequence: Sequence, others: Others) -> bool:
         """Whether a sequence could come in, with what is known of it or what tiers have; else what is fetched for it
         would only be in the way."""
-        room, lacks = self._cache.room, sequence.wait.lacks
-        if any(others) and not room.fits(lacks):
+        room = self._cache.room
+        if any(others) and not room.fits(sequence.wait.lacks):
             return False
-        beside, match = (
-            room.beside(sequence, others),
-            self._cache.tree.match(sequence.readable, self._cache.salt(sequence)),
-        )
-        may_take = match.snapshot is not None and not match.snapshot.locks
-        return any(
-            room.fits(room.needs(sequence, match, takes), beside) for takes in ((False, True) if may_take else (False,))
-        )
+        match = self._cache.tree.match(sequence.readable, self._cache.salt(sequence))
+        beside = room.beside(sequence, others)
+        if room.fits(room.needs(sequence, match, False), beside):
+            return True
+        free = match.snapshot is not None and not match.snapshot.locks
+        return free and room.fits(room.needs(sequence, match, True), beside)
 
     def look_ahead(self, sequence: Sequence) -> None:
         """Bring what a sequence further back in the queue will want into host memory, unless it was asked for."""
@@ -231,9 +229,12 @@ class Restorer:
         """Return where objects are. What connectors have said stays true for a sequence until it has heard all, since
         the answers of a slow one are old before the last is there."""
         heard = sequence.wait.heard
-        new = [key for key in keys if key not in heard]
-        found = dict(zip(new, self._tiers.find(new)))
-        heard |= {key: where for key, where in found.items() if where in (None, Where.CONNECTOR)}
+        new = [key for key in keys if key not in heard] if heard else keys
+        answers = self._tiers.find(new)
+        heard.update(pair for pair in zip(new, answers) if pair[1] is None or pair[1] is Where.CONNECTOR)
+        if new is keys:
+            return answers
+        found = dict(zip(new, answers))
         return [found[key] if key in found else heard[key] for key in keys]
 
     def _find_end(self, sequence: Sequence, tokens: array[int], digests: list[bytes], known: int) -> _End | None:
