@@ -41,9 +41,9 @@ def run_until(bench: Bench, name: str) -> None:
     raise AssertionError(f"{name} does not end")
 
 
-@pytest.mark.parametrize("name", sorted(STATES))
-def test_a_request_does_not_wait_for_anothers_state(name: str) -> None:
-    bench, _, gate = held(name, "load")
+@pytest.mark.parametrize(("name", "call"), [*((name, "load") for name in sorted(STATES)), ("full", "lookup")])
+def test_a_request_does_not_wait_while_anothers_state_is_sought_or_on_its_way(name: str, call: str) -> None:
+    bench, _, gate = held(name, call)
     bench.add("a", COMES_BACK, max_tokens=6)
     bench.add("b", NEW[:3], max_tokens=6)
     run_until(bench, "b")
@@ -214,18 +214,6 @@ def test_who_waits_for_anothers_state_asks_anew_where_that_fails() -> None:
     for each in "ab":
         assert bench.tokens(each) == answer(COMES_BACK, 6)
     assert bench.outputs["a"][0].missed_tokens["failed"] == 20
-    bench.close()
-
-
-def test_requests_whose_state_is_sought_are_passed_too() -> None:
-    bench, _, gate = held("full", "lookup")
-    bench.add("a", COMES_BACK, max_tokens=6)
-    bench.add("b", NEW[:3], max_tokens=6)
-    run_until(bench, "b")
-    assert "a" not in bench.outputs
-    gate.set()
-    bench.run()
-    assert bench.tokens("a") == answer(COMES_BACK, 6)
     bench.close()
 
 
